@@ -1,0 +1,130 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The launch report: one row for every declared job, whatever happened and however early.
+
+Pure: the callback plugin feeds it what a run shows (declared units, failed stages, proven rows) and writes what it
+returns. A row says either what launch_proof found, or why the play never came to the launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+SCHEMA = 1
+
+#: The code of a job whose host failed in this stage, before launch_proof had a say. A stage that is not here, or no
+#: failure at all, gives not_reached.
+CODE_OF_STAGE = {
+    "preflight": "preflight_failed",
+    "local_node": "provision_failed",
+    "container": "provision_failed",
+    "python_env": "provision_failed",
+    "job": "provision_failed",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a host left the play.
+
+    host: inventory name. stage: the play's stage. task: name of the failing task. message: its own words.
+    unreachable: the connection failed, not the task.
+    """
+
+    host: str
+    stage: str
+    task: str
+    message: str
+    unreachable: bool = False
+
+
+def unit_names(job: Any) -> list[str]:
+    """The systemd units of one declared job, in order of declaration.
+
+    Tolerant on purpose: a job that preflight will refuse has a row as well.
+
+    >>> unit_names({"name": "training"})
+    ['training.service']
+    >>> unit_names({"name": "extraction", "instances": [{"id": "1"}, {"id": "2"}]})
+    ['extraction@1.service', 'extraction@2.service']
+    """
+    name = str(job.get("name") or "?") if isinstance(job, dict) else str(job)
+    instances = job.get("instances") if isinstance(job, dict) else None
+    if not isinstance(instances, list) or not instances:
+        return [f"{name}.service"]
+    ids = [i.get("id", "?") if isinstance(i, dict) else i for i in instances]
+    return [f"{name}@{i}.service" for i in ids]
+
+
+@dataclass
+class Report:
+    """What a run has shown so far; rows() and as_dict() can be asked at any moment."""
+
+    declared: list[tuple[str, str]] = field(default_factory=list)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    proven: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+
+    def declare(self, host: str, unit: str) -> None:
+        """A job that this run is meant to prove."""
+        if (host, unit) not in self.declared:
+            self.declared.append((host, unit))
+
+    def fail(self, failure: Failure) -> None:
+        """A host left the play. The first reason counts: what comes after it is a consequence."""
+        self.failures.setdefault(failure.host, failure)
+
+    def prove(self, host: str, rows: list[dict[str, Any]]) -> None:
+        """What launch_proof found on a host; the last word on a unit wins."""
+        for row in rows:
+            unit = str(row.get("unit"))
+            self.declare(host, unit)
+            self.proven[host, unit] = {**row, "host": host}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each declared unit, proven or not."""
+        return [self.proven.get(key) or self._unproven(*key) for key in self.declared]
+
+    def verdict(self) -> str:
+        """``predicted`` in check mode, ``ok`` where every row is, else ``failed``."""
+        rows = self.rows()
+        if any(not row["ok"] and row["code"] != "would_start" for row in rows):
+            return "failed"
+        return "predicted" if any(row["code"] in (None, "would_start") for row in rows) else "ok"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, "verdict": self.verdict(), "jobs": self.rows()}
+
+    def _cause(self, host: str) -> Optional[Failure]:
+        """The failure that kept this host from its launch: its own, or else the one that ended the whole run.
+
+        A deployment ends early when every host of a play failed, the local node's play included; the hosts that never
+        had a turn then show that failure.
+        """
+        if host in self.failures:
+            return self.failures[host]
+        return next((f for f in self.failures.values()), None)
+
+    def _unproven(self, host: str, unit: str) -> dict[str, Any]:
+        cause = self._cause(host)
+        if cause is None:
+            code, stage = "not_reached", "launch_proof"
+            remedy = "The play ended before this job's launch was proved; run it again without leaving steps out."
+            evidence: dict[str, Any] = {}
+        else:
+            code = "unreachable" if cause.unreachable else CODE_OF_STAGE.get(cause.stage, "not_reached")
+            stage, remedy = cause.stage, cause.message
+            evidence = {"failed_host": cause.host, "task": cause.task, "message": cause.message}
+        return {
+            "host": host,
+            "unit": unit,
+            "run_id": None,
+            "stage": stage,
+            "code": code,
+            "ok": False,
+            "seconds": 0.0,
+            "remedy": remedy,
+            "evidence": evidence,
+            "also_observed": [],
+        }
