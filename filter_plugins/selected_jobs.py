@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 name: selected_jobs
 short_description: The jobs that this run's tags ask for
 version_added: 0.1.0
-author: dflash.launchproof contributors
+author: dflash.launchproof contributors (@dflash)
 description:
   - Keeps the jobs that are named by C(--tags). Where no tag is a job's name, all are kept.
   - C(./deploy --tags training) then delivers, restarts and proves the training alone.

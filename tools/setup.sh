@@ -26,6 +26,6 @@ ensure_venv() {
   say "Setting up $dir from $lock"
   rm -rf "$dir"
   python3 -m venv "$dir"
-  "$dir/bin/pip" install --quiet --disable-pip-version-check --require-hashes -r "$lock"
+  "$dir/bin/pip" install -qq --disable-pip-version-check --require-hashes -r "$lock"
   echo "$hash" >"$marker"
 }

@@ -8,7 +8,7 @@ name: launch_report
 type: aggregate
 short_description: Writes the launch report, one row for every declared job, whatever happened
 version_added: 0.1.0
-author: dflash.launchproof contributors
+author: dflash.launchproof contributors (@dflash)
 description:
   - Collects what M(dflash.launchproof.launch_proof) found on each host, writes it as JSON when the run ends, and prints
     it as a table.
