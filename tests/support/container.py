@@ -3,9 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Bare LXC containers for tests: Debian 12 with a real systemd, made in half a second.
 
-The root file system is built once by mmdebstrap (about 25 s) and kept in the cache folder, then shared read-only as the
-lower layer of an overlay; each container writes to a layer of its own.  A container is known by its name: ``up`` first
-removes what a crashed run left under that name, and a lock held for the container's life keeps two runs of the tests apart.
+The root file system is built once by mmdebstrap (about 25 s) and kept in the cache folder, then shared read-only as
+the lower layer of an overlay; each container writes to a layer of its own.  A container is known by its name: ``up``
+first removes what a crashed run left under that name, and a lock held for the container's life keeps two runs of the
+tests apart.
 
     python -m tests.support.container up NAME [ADDRESS]     make one by hand and leave it running
     python -m tests.support.container sh NAME [COMMAND]     a shell in it
@@ -27,9 +28,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LAUNCHPROOF_TEST_CACHE") or REPO / ".cache" / "tests")
 SUITE = "bookworm"
-PACKAGES = (
-    "systemd-sysv", "dbus", "python3", "openssh-server", "openssh-sftp-server", "procps", "iproute2", "tmux", "logrotate",
-)  # fmt: skip
+PACKAGES = "systemd-sysv,dbus,python3,openssh-server,openssh-sftp-server,procps,iproute2,tmux,logrotate"
 TOOLS = ("lxc-start", "lxc-attach", "lxc-stop", "mmdebstrap", "ip")
 BRIDGE = "lptest0"
 GATEWAY = "198.18.10.1"  # RFC 2544's range for tests: never routed
@@ -71,13 +70,13 @@ def template() -> Path:
 
     Its name holds a hash of the suite and the packages, so that a change of either builds a new one.
     """
-    key = hashlib.sha256(" ".join((SUITE, *PACKAGES)).encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{SUITE} {PACKAGES}".encode()).hexdigest()[:12]
     rootfs = CACHE / f"rootfs-{key}"
     with _locked(CACHE / "template.lock"):
         if not rootfs.exists():
             partial = rootfs.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            argv = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--include=" + ",".join(PACKAGES)]
+            argv = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--include=" + PACKAGES]
             subprocess.run([*argv, SUITE, str(partial)], check=True, stdin=subprocess.DEVNULL)
             for name in ("etc/machine-id", "var/lib/dbus/machine-id", "etc/fstab"):
                 (partial / name).unlink(missing_ok=True)
@@ -152,13 +151,18 @@ class Container:
         """Boot it and wait until systemd has settled (also after ``stop``)."""
         log = self.folder / "lxc.log"
         subprocess.run(
-            ["lxc-start", "-P", self.home, "-n", self.name, "-o", log, "-l", "INFO"], check=True, stdin=subprocess.DEVNULL
+            ["lxc-start", "-P", self.home, "-n", self.name, "-o", log, "-l", "INFO"],
+            check=True,
+            stdin=subprocess.DEVNULL,
         )
         info = subprocess.run(["lxc-info", "-P", self.home, "-n", self.name, "-pH"], capture_output=True, text=True)
         self.pid = int(info.stdout)
         deadline = time.monotonic() + 30
         # --wait blocks until the start is done; only until systemd listens at all does this have to ask again.
-        while self.run("systemctl", "is-system-running", "--wait", check=False).stdout.strip() not in ("running", "degraded"):
+        while self.run("systemctl", "is-system-running", "--wait", check=False).stdout.strip() not in (
+            "running",
+            "degraded",
+        ):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"container {self.name}: systemd did not come up in 30 s; see {log}")
             time.sleep(0.05)

@@ -1,0 +1,550 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+r"""The fault matrix as data: what is done to a real unit in a real container, and the code that must come out.
+
+A case is a unit, a program, a proof spec and what happens before and during the proof.  ``fact`` is a shell test that
+shows, without the prover, that the fault (or the health) is really there: a case whose fact fails is a broken case.
+
+In every shell text: ``$UNIT`` the unit, ``$NAME`` the case, ``$DIR`` its folder, ``$LOG`` the log the proof reads,
+``prop KEY`` a property of the unit, ``until_ok COMMAND...`` repeats until it succeeds, for 15 s at most.
+
+Styles of a case's unit:
+
+- ``job``: as role job writes it: a run folder by invocation, a death certificate, ``append:`` into the run's own log.
+- ``foreign``: somebody else's unit, one log file for all runs, nothing of ours in it.
+
+Modes:
+
+- ``start``: the prover is armed and starts the unit itself.
+- ``prove``: the prover is armed and expects a start that somebody else makes (``during``).
+- ``observe``: what runs already is looked at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+STEP = {"pattern": r"ev=step step=(?P<step>\d+)", "within": 10}
+DONE = {"pattern": r"ev=exit code=0 reason=done"}
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    main()
+ValueError: shapes (3,4) and (5,6) not aligned
+"""
+
+
+def steps(first: int = 1, every: float = 0.3, more: str = "") -> str:
+    """A program that prints one step line every ``every`` seconds and never ends."""
+    return f"""#!/usr/bin/python3 -u
+import itertools, os, sys, time
+for i in itertools.count({first}):
+    print(f"ev=step step={{i}} loss={{9 / i:.3f}}")
+    {more or "pass"}
+    time.sleep({every})
+"""
+
+
+def bash(text: str) -> str:
+    """A bash program."""
+    return "#!/bin/bash\n" + text.strip() + "\n"
+
+
+def python(text: str, flags: str = "") -> str:
+    """A python program; ``flags`` such as -u go to the interpreter."""
+    return f"#!/usr/bin/python3 {flags}".rstrip() + "\n" + text.strip() + "\n"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One induced fault, or one healthy job that looks ill (``expected`` begins with ok_ or is completed)."""
+
+    name: str
+    expected: str
+    induced_by: str  # one sentence for people: goes into the report and the docs
+    program: str = steps()  # text of the file ExecStart runs; "" makes no file
+    unit: str = ""  # more lines for [Unit]
+    service: str = ""  # more lines for [Service]; a later line wins
+    exec_start: str = "/opt/cases/{name}/run"
+    unit_text: str | None = None  # the whole unit file instead; "" makes none
+    style: str = "job"
+    mode: str = "start"
+    before: str = ""  # shell, before the baseline is taken
+    during: str = ""  # shell, from the moment the prover has started the unit (or is armed, in mode prove)
+    fact: str = "true"  # shell, after the verdict
+    after: str = ""  # shell, clean-up of more than the unit itself
+    log: str = ""  # the declared log, where it is neither the run's own nor the foreign style's default
+    proof: dict = field(default_factory=dict)
+    launcher: dict = field(default_factory=dict)
+    timeout: float = 25  # s, hard end of the proof
+    nested: str = ""  # the cause that crash_loop must nest
+    evidence: tuple[str, ...] = ()  # texts that must be in the evidence or the remedy
+
+    @property
+    def unit_name(self) -> str:
+        """The systemd unit of this case."""
+        return f"case-{self.name}.service"
+
+    @property
+    def healthy(self) -> bool:
+        """Whether any code but a success would be a false alarm."""
+        return self.expected.startswith("ok_") or self.expected == "completed"
+
+
+LOST = """
+ssh: connect to host 198.51.100.7 port 40022: Connection refused
+lost connection
+"""
+
+FAULTS = [
+    # --- the unit itself -------------------------------------------------------------------------------------------
+    Case("no-unit", "unit_not_found", "no such unit file", program="", unit_text="",
+         fact='[ "$(prop LoadState)" = not-found ]', evidence=("case-no-unit.service",)),
+    Case("relative-exec", "unit_invalid", "ExecStart= with a relative path", exec_start="./run.sh --now",
+         fact='[ "$(prop LoadState)" = bad-setting ]'),
+    Case("no-exec", "unit_invalid", "a [Service] without ExecStart=", unit_text="[Service]\nType=exec\n", program="",
+         fact='[ "$(prop LoadState)" = bad-setting ]'),
+    Case("masked", "unit_invalid", "the unit is masked", program="", unit_text="",
+         before="ln -sf /dev/null /etc/systemd/system/$UNIT; systemctl daemon-reload",
+         fact='[ "$(prop LoadState)" = masked ]'),
+    Case("no-environment-file", "start_refused", "EnvironmentFile= names a file that is not there",
+         service="EnvironmentFile=/etc/case/absent.env", fact='[ "$(prop Result)" = resources ]',
+         evidence=("/etc/case/absent.env",)),
+    Case("failed-dependency", "start_refused", "a unit in Requires= fails to start",
+         unit="Requires=case-dependency.service\nAfter=case-dependency.service",
+         before="""
+cat > /etc/systemd/system/case-dependency.service <<U
+[Service]
+Type=oneshot
+ExecStart=/bin/false
+U
+systemctl daemon-reload""",
+         fact='systemctl is-failed case-dependency.service && [ "$(prop Result)" = success ] && ! [ -s $LOG ]',
+         evidence=("case-dependency.service",)),
+    Case("condition-path", "condition_skipped", "ConditionPathExists= of a path that is not there",
+         unit="ConditionPathExists=/etc/case/go", fact='! systemctl is-active $UNIT && ! [ -s $LOG ]'),
+    Case("assert-path", "condition_skipped", "AssertPathExists= of a path that is not there",
+         unit="AssertPathExists=/etc/case/go", fact='! systemctl is-active $UNIT && ! [ -s $LOG ]'),
+    Case("exec-condition", "condition_skipped", "ExecCondition= says no", service="ExecCondition=/bin/false",
+         fact='! systemctl is-active $UNIT && ! [ -s $LOG ]'),
+    # --- launchers -------------------------------------------------------------------------------------------------
+    Case("launcher-killed-itself", "launcher_self_killed", "the launcher's pkill -f matched the launcher", mode="prove",
+         launcher={"rc": 137, "output": "", "end_mark": "Launched", "script":
+                   "pkill -9 -f '[c]ase-x.py' || true\nnohup python3 case-x.py > x.log 2>&1 &\nsleep 1\n"
+                   "pgrep -af case-x.py\necho Launched\n"},
+         during="""
+cat > $DIR/launch <<'L'
+pkill -9 -f '[c]ase-x.py' || true
+nohup python3 case-x.py > x.log 2>&1 &
+sleep 1
+pgrep -af case-x.py
+echo Launched
+L
+bash -c "$(cat $DIR/launch)"; echo $? > $DIR/rc""",
+         fact='[ "$(cat $DIR/rc)" = 137 ] && [ "$(prop ActiveState)" = inactive ]', evidence=("case-x.py",)),
+    Case("launcher-lost", "launcher_not_delivered", "ssh could not connect: 255 and no end mark", mode="prove",
+         launcher={"rc": 255, "output": LOST, "end_mark": "Launched", "script": "systemctl start x; echo Launched\n"},
+         fact='[ "$(prop ActiveState)" = inactive ]'),
+    Case("launcher-typo", "launcher_syntax", "the launcher script does not parse", mode="prove",
+         launcher={"rc": 2, "output": "bash: -c: line 2: syntax error: unexpected end of file", "end_mark": "Launched",
+                   "script": "for i in 0 1; do systemctl start x@$i\necho Launched\n"},
+         during="bash -c 'for i in 0 1; do systemctl start x@$i\necho Launched' ; echo $? > $DIR/rc",
+         fact='[ "$(cat $DIR/rc)" = 2 ] && [ "$(prop ActiveState)" = inactive ]'),
+    Case("nobody-started-it", "never_launched", "nothing starts the unit", mode="prove",
+         proof={"deadlines": {"start": 2}}, fact='[ "$(prop ActiveState)" = inactive ] && [ -z "$(prop InvocationID)" ]'),
+    Case("old-run-lives", "previous_run_alive", "the launcher's start is a no-op: the run before still runs",
+         mode="prove", before="systemctl start $UNIT", during="systemctl start $UNIT",
+         proof={"deadlines": {"start": 2}}, fact="systemctl is-active $UNIT"),
+    # --- crash loops -----------------------------------------------------------------------------------------------
+    Case("loop-exit-1", "crash_loop", "exit 1 at once with Restart=always", bash("echo starting; exit 1"),
+         service="Restart=always\nRestartSec=200ms\nStartLimitBurst=100", unit="StartLimitIntervalSec=0",
+         fact='[ "$(prop NRestarts)" -ge 2 ]', nested="exited_nonzero"),
+    Case("loop-gave-up", "crash_loop", "a crash loop that trips the start limit", bash("echo starting; exit 3"),
+         service="Restart=on-failure\nRestartSec=100ms", unit="StartLimitIntervalSec=60\nStartLimitBurst=3",
+         fact='until_ok systemctl is-failed $UNIT', nested="exited_nonzero"),
+    Case("loop-203", "crash_loop", "the program is missing, with Restart=always", program="",
+         exec_start="/opt/cases/absent", service="Restart=always\nRestartSec=200ms", unit="StartLimitIntervalSec=0",
+         fact='[ "$(prop NRestarts)" -ge 2 ]', nested="setup_failed"),
+    Case("loop-killed", "crash_loop", "killed by SIGKILL after each start", bash("echo starting; kill -9 $$"),
+         service="Restart=always\nRestartSec=200ms", unit="StartLimitIntervalSec=0",
+         fact='[ "$(prop NRestarts)" -ge 2 ]', nested="killed_by_signal"),
+    # --- setup -----------------------------------------------------------------------------------------------------
+    Case("no-folder", "setup_failed", "WorkingDirectory= is not there (200)", service="WorkingDirectory=/opt/absent",
+         fact='[ "$(prop ExecMainStatus)" = 200 ]', evidence=("200", "/opt/absent")),
+    Case("no-program", "setup_failed", "the program is not there (203)", program="", exec_start="/opt/cases/absent",
+         fact='[ "$(prop ExecMainStatus)" = 203 ]', evidence=("203", "/opt/cases/absent")),
+    Case("not-executable", "setup_failed", "the program is not executable (203)", before="chmod 644 $DIR/run",
+         fact='[ "$(prop ExecMainStatus)" = 203 ]', evidence=("203",)),
+    Case("bad-shebang", "setup_failed", "the interpreter in the first line is not there (203)",
+         "#!/opt/venv/bin/python\nprint(1)\n", fact='[ "$(prop ExecMainStatus)" = 203 ]', evidence=("203",)),
+    Case("no-log-folder", "setup_failed", "StandardOutput= into a folder that is not there (209)", style="foreign",
+         log="/var/log/absent/out.log",
+         fact='[ "$(prop ExecMainStatus)" = 209 ]', evidence=("209", "/var/log/absent")),
+    Case("no-user", "setup_failed", "User= does not exist (217)", service="User=nobody-of-that-name",
+         fact='[ "$(prop ExecMainStatus)" = 217 ]', evidence=("217", "nobody-of-that-name")),
+    Case("no-bind-source", "setup_failed", "BindPaths= of a folder that is not there (226)",
+         service="BindPaths=/opt/absent:/mnt", fact='[ "$(prop ExecMainStatus)" = 226 ]', evidence=("226",)),
+    # --- the log's place -------------------------------------------------------------------------------------------
+    Case("log-full", "log_unwritable", "the log's file system is full", style="foreign",
+         before="mkdir -p /mnt/$NAME; mount -t tmpfs -o size=64k none /mnt/$NAME; cat /dev/zero > /mnt/$NAME/fill || true",
+         program=python("""
+import sys, time
+while True:
+    try:
+        print("ev=step step=1"); sys.stdout.flush()
+    except OSError:
+        pass
+    time.sleep(0.2)"""),
+         log="/mnt/log-full/out.log", proof={"deadlines": {"first_log": 5}},
+         fact='[ "$(df --output=avail $(dirname $LOG) | tail -1)" -eq 0 ] && ! [ -s $LOG ]',
+         after="umount -l /mnt/$NAME"),
+    Case("log-full-dies", "log_unwritable", "the log's file system is full and the job dies of it", style="foreign",
+         before="mkdir -p /mnt/$NAME; mount -t tmpfs -o size=64k none /mnt/$NAME; cat /dev/zero > /mnt/$NAME/fill || true",
+         program=python('print("ev=step step=1")', "-u"), log="/mnt/log-full-dies/out.log",
+         proof={"deadlines": {"first_log": 5}},
+         fact='[ "$(df --output=avail $(dirname $LOG) | tail -1)" -eq 0 ] && ! [ -s $LOG ]',
+         after="umount -l /mnt/$NAME"),
+    Case("log-read-only", "log_unwritable", "the log's file system is read-only (209)", style="foreign",
+         before="mkdir -p /mnt/$NAME; mount -t tmpfs -o size=64k none /mnt/$NAME; mount -o remount,ro /mnt/$NAME",
+         log="/mnt/log-read-only/out.log",
+         fact='[ "$(prop ExecMainStatus)" = 209 ]', after="umount -l /mnt/$NAME"),
+    Case("log-no-inodes", "log_unwritable", "the log's file system has no inode left (209)", style="foreign",
+         before="mkdir -p /mnt/$NAME; mount -t tmpfs -o nr_inodes=2 none /mnt/$NAME; touch /mnt/$NAME/last",
+         log="/mnt/log-no-inodes/out.log",
+         fact='[ "$(prop ExecMainStatus)" = 209 ]', after="umount -l /mnt/$NAME"),
+    # --- memory ----------------------------------------------------------------------------------------------------
+    Case("oom", "oom_killed", "the main process goes over MemoryMax=",
+         python('print("loading")\nx = bytearray(200 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1', "-u"),
+         service="MemoryMax=40M",
+         fact='case "$(prop Result)/$(prop ExecMainStatus)" in signal/9 | oom-kill/*) ;; *) false ;; esac'),
+    Case("oom-wrapped", "oom_killed", "a child goes over MemoryMax= and the shell around it says exit $?",
+         bash("echo loading\n/usr/bin/python3 -c 'x = b\"1\" * (200 << 20)'\nexit $?"), service="MemoryMax=40M",
+         fact='[ "$(prop ExecMainStatus)" = 137 ] || [ "$(prop Result)" = oom-kill ]'),
+    # --- systemd's own limits --------------------------------------------------------------------------------------
+    Case("never-ready", "start_timeout", "Type=notify and READY=1 never comes",
+         service="Type=notify\nTimeoutStartSec=3", fact='[ "$(prop Result)" = timeout ]'),
+    Case("time-limit", "runtime_limit", "RuntimeMaxSec= is over before the proof is", steps(every=1),
+         service="RuntimeMaxSec=2", proof={"process": {"stable_for": 6}}, fact='[ "$(prop Result)" = timeout ]'),
+    Case("no-keep-alive", "watchdog", "WatchdogSec= and no keep-alive",
+         python("""
+import os, socket, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"].replace("@", chr(0)))
+print("ready")
+time.sleep(600)""", "-u"),
+         service="Type=notify\nWatchdogSec=1", proof={"process": {"stable_for": 6}},
+         fact='[ "$(prop Result)" = watchdog ]'),
+    # --- signals ---------------------------------------------------------------------------------------------------
+    Case("sigkill", "killed_by_signal", "SIGKILL from outside",
+         during='until_ok grep -q step=2 $LOG; systemctl kill -s KILL $UNIT', proof={"process": {"stable_for": 8}},
+         fact='[ "$(prop Result)" = signal ] && [ "$(prop ExecMainStatus)" = 9 ]', evidence=("KILL",)),
+    Case("sigkill-wrapped", "killed_by_signal", "a shell passes its child's SIGKILL on as exit 137",
+         bash("echo go\nbash -c 'kill -9 $$'\nexit $?"), fact='[ "$(prop ExecMainStatus)" = 137 ]'),
+    Case("sighup", "killed_by_signal", "SIGHUP: systemd calls it a success",
+         bash("echo go\ntrap - HUP\nkill -HUP $$"), fact='[ "$(prop Result)" = success ]'),
+    Case("segfault", "killed_by_signal", "SIGSEGV without a core file", python("import os, signal\nprint('go', flush=True)\n"
+         "os.kill(os.getpid(), signal.SIGSEGV)"), service="LimitCORE=0", fact='[ "$(prop Result)" = signal ]'),
+    Case("core", "core_dumped", "SIGABRT with a core file", python("import os\nprint('go', flush=True)\nos.abort()"),
+         service="LimitCORE=infinity", fact='[ "$(prop Result)" = core-dump ]'),
+    # --- ends ------------------------------------------------------------------------------------------------------
+    Case("traceback", "crashed_traceback", "an uncaught exception",
+         python('print("ev=step step=1")\nraise ValueError("shapes do not match")', "-u"),
+         fact='[ "$(prop ExecMainStatus)" = 1 ] && grep -q Traceback $LOG', evidence=("ValueError: shapes do not match",)),
+    Case("traceback-exit-0", "crashed_traceback", "an uncaught exception behind `|| true`",
+         bash("python3 -c 'raise RuntimeError(\"no batch\")' || true"), fact='grep -q RuntimeError $LOG',
+         evidence=("RuntimeError: no batch",)),
+    Case("traceback-in-pipe", "crashed_traceback", "an uncaught exception behind a pipe into tee: exit 0",
+         bash("python3 -c 'raise RuntimeError(\"no batch\")' 2>&1 | tee $DIR.copy"),
+         fact='grep -q RuntimeError $LOG && [ "$(prop Result)" = success ]', evidence=("RuntimeError: no batch",)),
+    Case("traceback-done-line", "crashed_traceback", "an exit handler prints the done line after the traceback",
+         python("""
+import atexit
+atexit.register(lambda: print("ev=exit code=0 reason=done", flush=True))
+print("ev=step step=1")
+raise KeyError("hidden_states")""", "-u"), proof={"progress": STEP, "done": DONE}, fact='grep -q KeyError $LOG'),
+    Case("silent-exit", "died_before_log", "/bin/false", program="", exec_start="/bin/false",
+         fact='[ "$(prop ExecMainStatus)" = 1 ] && ! [ -s $LOG ]', evidence=("/bin/false",)),
+    Case("silent-exit-late", "died_before_log", "exit 3 after a second, without a word", bash("sleep 1; exit 3"),
+         fact='[ "$(prop ExecMainStatus)" = 3 ] && ! [ -s $LOG ]'),
+    Case("usage", "exited_nonzero", "exit 64 with a usage text", bash("echo 'usage: train --data DIR'; exit 64"),
+         fact='[ "$(prop ExecMainStatus)" = 64 ]', evidence=("usage: train --data DIR",)),
+    Case("exit-255", "exited_nonzero", "exit 255 is no signal", bash("echo 'no licence server'; exit 255"),
+         fact='[ "$(prop ExecMainStatus)" = 255 ]', evidence=("255",)),
+    Case("daemonised", "exited_early", "the program puts itself into the background and exits 0",
+         bash("echo launching\nsetsid nohup sleep 600 > /dev/null 2>&1 &\necho Launched"),
+         fact='! systemctl is-active $UNIT && [ "$(prop Result)" = success ]'),
+    Case("pipe-exit-0", "exited_early", "a pipe hides the exit code", bash("(echo loading; exit 5) | cat"),
+         proof={"progress": STEP, "done": DONE}, fact='[ "$(prop Result)" = success ] && grep -q loading $LOG'),
+    Case("no-done-line", "exited_early", "exit 0 after some steps, and no done line",
+         bash("for i in 1 2 3; do echo ev=step step=$i; sleep 0.1; done"), proof={"progress": STEP, "done": DONE},
+         fact='[ "$(prop Result)" = success ] && grep -q step=3 $LOG'),
+    # --- alive, and yet --------------------------------------------------------------------------------------------
+    Case("worker-dead", "worker_gone", "the wrapper lives, the worker has died",
+         bash("python3 -c 'print(\"worker up\")' &\nwait\nexec -a wrapper sleep 600"), proof={"process": {"count": 2}},
+         fact='[ "$(systemctl show -P TasksCurrent $UNIT)" = 1 ]'),
+    Case("worker-zombie", "worker_gone", "the worker is a zombie that nobody reaps",
+         python("""
+import os, time
+if os.fork() == 0:
+    os._exit(1)
+print("worker up", flush=True)
+time.sleep(600)"""), proof={"process": {"count": 2}}, fact='ps -o stat= --ppid $(prop MainPID) | grep -q Z'),
+    Case("one-restart", "restarted_in_window", "died once, restarted by systemd, fine since",
+         bash("if mkdir $DIR/once 2>/dev/null; then echo first; exit 1; fi\nexec python3 -u $DIR/steps"),
+         before="echo \"$STEPS\" > $DIR/steps", service="Restart=on-failure\nRestartSec=200ms",
+         proof={"process": {"stable_for": 2}}, fact='[ "$(prop NRestarts)" = 1 ] && systemctl is-active $UNIT'),
+    Case("three-of-four", "count_mismatch", "four shards declared, three write a log",
+         bash("for i in 0 1 3; do (echo up; exec sleep 600) > /var/log/cases/shard$i.log & done\nwait"),
+         log="/var/log/cases/shard[0-9].log", before="rm -f /var/log/cases/shard*.log",
+         proof={"log": {"count": 4}, "deadlines": {"first_log": 3}},
+         fact='[ "$(ls /var/log/cases/shard*.log | wc -l)" = 3 ]', evidence=("3", "4")),
+    Case("cuda-oom-alive", "error_but_alive", "CUDA out of memory in the log, the process hangs on",
+         python("""
+import time
+print("ev=step step=1")
+print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+time.sleep(600)""", "-u"), proof={"progress": STEP}, fact="systemctl is-active $UNIT",
+         evidence=("CUDA out of memory",)),
+    Case("nccl-alive", "error_but_alive", "an NCCL timeout in the log, the process hangs on",
+         python("""
+import time
+print("ev=step step=1")
+print("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)")
+time.sleep(600)""", "-u"), proof={"progress": STEP}, fact="systemctl is-active $UNIT"),
+    Case("declared-forbidden", "error_but_alive", "a pattern the job itself declared as forbidden",
+         bash("echo ready\necho 'loss is nan'\nsleep 600"), proof={"log": {"forbidden": ["loss is nan"]},
+         "progress": STEP}, fact="systemctl is-active $UNIT", evidence=("loss is nan",)),
+    Case("output-to-null", "log_misrouted", "the program sends its output to /dev/null",
+         bash("exec > /dev/null 2>&1\nwhile :; do echo ev=step; sleep 0.2; done"), proof={"deadlines": {"first_log": 3}},
+         fact="systemctl is-active $UNIT && ! [ -s $LOG ]", evidence=("/dev/null",)),
+    Case("output-elsewhere", "log_misrouted", "the program writes to another file than the declared one",
+         bash("exec > $DIR/elsewhere.log 2>&1\nwhile :; do echo ev=step; sleep 0.2; done"),
+         proof={"deadlines": {"first_log": 3}}, fact="[ -s $DIR/elsewhere.log ] && ! [ -s $LOG ]",
+         evidence=("elsewhere.log",)),
+    Case("output-deleted", "log_misrouted", "the log was deleted under the running process", style="foreign",
+         program=bash("rm $LOG\nwhile :; do echo ev=step; sleep 0.2; done"), proof={"deadlines": {"first_log": 3}},
+         fact="systemctl is-active $UNIT && ! [ -e $LOG ]", evidence=("deleted",)),
+    Case("yesterdays-log", "stale_log", "the log matches, but every line is of the run before", bash("exec sleep 600"),
+         style="foreign", before="printf 'ready\\nev=step step=77\\n' > $LOG",
+         proof={"log": {"required": ["ready"]}, "progress": STEP, "deadlines": {"first_log": 3}},
+         fact='systemctl is-active $UNIT && grep -q step=77 $LOG'),
+    Case("buffered", "silent", "python buffers what it prints: CPU goes on, no byte arrives",
+         python("""
+import time
+n = 0
+while True:
+    n += 1
+    if n % 5_000_000 == 0: print("ev=step", n)"""), service="UnsetEnvironment=PYTHONUNBUFFERED\nCPUQuota=20%",
+         proof={"deadlines": {"first_log": 4}}, fact="systemctl is-active $UNIT && ! [ -s $LOG ]",
+         evidence=("PYTHONUNBUFFERED",)),
+    Case("idle", "silent", "the process sleeps and says nothing", bash("exec sleep 600"),
+         proof={"deadlines": {"first_log": 3}}, fact="systemctl is-active $UNIT && ! [ -s $LOG ]"),
+    Case("loading-for-ever", "no_progress_yet", "log lines, but never a step",
+         bash("while :; do echo ev=loading; sleep 0.3; done"), proof={"progress": STEP, "deadlines": {"first_progress": 4}},
+         fact="systemctl is-active $UNIT && ! grep -q step= $LOG"),
+    Case("stalls-idle", "stalled", "five steps, then nothing: asleep",
+         bash("for i in 1 2 3 4 5; do echo ev=step step=$i; sleep 0.1; done; exec sleep 600"),
+         proof={"progress": {**STEP, "stall_after": 3}, "process": {"stable_for": 8}},
+         fact="systemctl is-active $UNIT && grep -q step=5 $LOG"),
+    Case("stalls-chatting", "stalled", "five steps, then log lines without a step",
+         bash("for i in 1 2 3 4 5; do echo ev=step step=$i; sleep 0.1; done\nwhile :; do echo waiting; sleep 0.3; done"),
+         proof={"progress": {**STEP, "stall_after": 3}, "process": {"stable_for": 8}},
+         fact="systemctl is-active $UNIT && grep -q step=5 $LOG"),
+    Case("stalls-own-pace", "stalled", "five steps at its own pace, then none; no threshold declared",
+         bash("for i in $(seq 12); do echo ev=step step=$i; sleep 0.1; done; exec sleep 600"),
+         proof={"progress": STEP, "process": {"stable_for": 15}},
+         fact="systemctl is-active $UNIT && grep -q step=12 $LOG"),
+    Case("no-objects", "uploads_stalled", "steps go on, the output folder does not grow", before="mkdir -p $DIR/out",
+         proof={"progress": STEP, "objects": {"path": "/opt/cases/no-objects/out", "within": 3, "min_new": 1}},
+         fact='systemctl is-active $UNIT && [ -z "$(ls $DIR/out)" ]'),
+    Case("time-up", "inconclusive", "the time is up before the first step may be judged",
+         bash("echo loading; exec sleep 600"), proof={"progress": STEP, "deadlines": {"first_progress": 600}}, timeout=4,
+         fact="systemctl is-active $UNIT"),
+]
+
+HEALTHY = [
+    Case("h-plain", "ok_started", "a job that declares no progress", bash("echo up; exec sleep 600"),
+         fact="systemctl is-active $UNIT"),
+    Case("h-steps", "ok_progressing", "a job whose steps advance", proof={"progress": STEP},
+         fact="systemctl is-active $UNIT && grep -q step=2 $LOG"),
+    Case("h-json", "ok_progressing", "JSON lines with a step field",
+         python("""
+import itertools, json, time
+for i in itertools.count(1):
+    print(json.dumps({"event": "step", "step": i}))
+    time.sleep(0.3)""", "-u"), proof={"progress": {"json_field": "step", "within": 10}}, fact="grep -q step $LOG"),
+    Case("h-completed", "completed", "a job that ends: exit 0 and the done line",
+         bash("for i in 1 2 3; do echo ev=step step=$i; sleep 0.1; done; echo ev=exit code=0 reason=done"),
+         proof={"progress": STEP, "done": DONE}, fact='[ "$(prop Result)" = success ] && grep -q reason=done $LOG'),
+    Case("h-completed-at-once", "completed", "over before anyone can look: nothing was left to do",
+         bash("echo ev=exit code=0 reason=done already=1"), proof={"progress": STEP, "done": DONE},
+         fact='[ "$(prop Result)" = success ]'),
+    Case("h-silent-loading", "ok_progressing", "silence while a model loads, then steps",
+         python("import time\nt = time.monotonic()\nwhile time.monotonic() - t < 4: time.sleep(0.01)\n"
+                "for i in range(9999):\n    print(f'ev=step step={i}')\n    time.sleep(0.3)", "-u"),
+         proof={"progress": STEP, "deadlines": {"first_log": 12}}, fact="grep -q step=1 $LOG"),
+    Case("h-late-first-step", "ok_progressing", "warm-up lines for seconds before the first step",
+         bash("for i in $(seq 20); do echo ev=warmup; sleep 0.2; done\nfor i in $(seq 999); do echo ev=step step=$i; "
+              "sleep 0.3; done"), proof={"progress": STEP, "deadlines": {"first_progress": 12}}, fact="grep -q step=1 $LOG"),
+    Case("h-logrotate-rename", "ok_progressing", "logrotate renames the log mid-run; the program reopens on SIGHUP",
+         python("""
+import os, signal, time
+log = os.environ["LOG"]
+def reopen(*_):
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(fd, 1); os.dup2(fd, 2); os.close(fd)
+signal.signal(signal.SIGHUP, reopen)
+for i in range(1, 9999):
+    print(f"ev=step step={i}")
+    time.sleep(0.2)""", "-u"), style="foreign",
+         during="""
+until_ok grep -q step=4 $LOG
+printf '%s {\\n rotate 3\\n create\\n postrotate\\n systemctl kill -s HUP %s\\n endscript\\n}\\n' $LOG $UNIT > $DIR/rotate
+logrotate -f -s $DIR/state $DIR/rotate""",
+         proof={"progress": STEP, "process": {"stable_for": 4}},
+         fact="[ -s $LOG.1 ] && [ -s $LOG ] && ! grep -q step=1$ $LOG"),
+    Case("h-rename-no-reopen", "ok_progressing", "the log is renamed and the program goes on writing to it",
+         style="foreign", during="until_ok grep -q step=4 $LOG; mv $LOG $LOG.1", proof={"progress": STEP,
+         "process": {"stable_for": 4}}, fact="[ -s $LOG.1 ] && ! [ -e $LOG ] && systemctl is-active $UNIT"),
+    Case("h-copytruncate", "ok_progressing", "logrotate copies and truncates the log mid-run", style="foreign",
+         during="""
+until_ok grep -q step=4 $LOG
+printf '%s {\\n rotate 3\\n copytruncate\\n}\\n' $LOG > $DIR/rotate
+logrotate -f -s $DIR/state $DIR/rotate""",
+         proof={"progress": STEP, "process": {"stable_for": 4}}, fact="[ -s $LOG.1 ] && [ -s $LOG ]"),
+    Case("h-copytruncate-hole", "ok_progressing", "copytruncate under a writer without O_APPEND: a hole of NULs",
+         style="foreign", service="StandardOutput=file:/var/log/cases/h-copytruncate-hole.log",
+         during="until_ok grep -q step=4 $LOG; cp $LOG $LOG.1; truncate -s 0 $LOG",
+         proof={"progress": STEP, "process": {"stable_for": 4}},
+         fact="until_ok grep -qaP '\\x00' $LOG"),
+    Case("h-operator-restart", "ok_progressing", "an operator restarts the unit during the proof",
+         during="until_ok grep -q step=3 $LOG; systemctl restart $UNIT",
+         proof={"progress": STEP, "process": {"stable_for": 3}},
+         fact='systemctl is-active $UNIT && [ "$(prop NRestarts)" = 0 ]'),
+    Case("h-cr-bars", "ok_progressing", "a progress bar: carriage returns, no line feed",
+         python("""
+import time
+for i in range(1, 9999):
+    print(f"\\r{i}/9999 [#####     ] 3.2it/s", end="")
+    time.sleep(0.2)""", "-u"), proof={"progress": {"pattern": r"(?P<step>\d+)/9999", "within": 10}},
+         fact="! grep -q '^2/9999' $LOG"),
+    Case("h-reexec", "ok_progressing", "the program replaces itself (same process, other name)",
+         bash("echo loading; sleep 1; exec python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps',
+         proof={"progress": STEP}, fact="grep -q step=2 $LOG"),
+    Case("h-forking", "ok_progressing", "Type=forking with a PID file",
+         bash("python3 -u $DIR/steps &\necho $! > /run/case-h-forking.pid"), before='echo "$STEPS" > $DIR/steps',
+         service="Type=forking\nPIDFile=/run/case-h-forking.pid", proof={"progress": STEP},
+         fact='[ "$(prop MainPID)" = "$(cat /run/case-h-forking.pid)" ]'),
+    Case("h-oneshot-long", "ok_progressing", "Type=oneshot: activating for as long as it works",
+         service="Type=oneshot", proof={"progress": STEP}, fact='[ "$(prop ActiveState)" = activating ]'),
+    Case("h-oneshot-remains", "completed", "Type=oneshot with RemainAfterExit: done, and active without a process",
+         bash("echo ev=step step=1; echo ev=exit code=0 reason=done"), service="Type=oneshot\nRemainAfterExit=yes",
+         proof={"done": DONE}, fact='[ "$(prop ActiveState)/$(prop MainPID)" = active/0 ]'),
+    Case("h-old-traceback", "ok_progressing", "the log begins with the traceback of the run before", style="foreign",
+         before=f"printf %s '{TRACEBACK}' > $LOG", proof={"progress": STEP}, fact="grep -q ValueError $LOG"),
+    Case("h-old-cuda-oom", "ok_progressing", "the log holds a CUDA out of memory of the run before", style="foreign",
+         before="echo 'CUDA out of memory' > $LOG", proof={"progress": STEP}, fact="grep -q 'CUDA out' $LOG"),
+    Case("h-error-word", "ok_progressing", "the word error in healthy lines",
+         steps(more="print('mean error=0.01 errors: 0 Error rate 0.0% failed=0 no exception; traceback off')"),
+         proof={"progress": STEP}, fact="grep -q 'Error rate' $LOG"),
+    Case("h-handled-exception", "ok_progressing", "a traceback that the job handles and goes on from",
+         python(f"""
+import time
+for i in range(1, 9999):
+    print(f"ev=step step={{i}}")
+    if i == 3: print({TRACEBACK!r})
+    time.sleep(0.2)""", "-u"), proof={"progress": STEP, "process": {"stable_for": 3}}, fact="grep -q ValueError $LOG"),
+    Case("h-resume", "ok_progressing", "a resume from a checkpoint sets the step back",
+         bash("for i in 90 91 92 40 41 42 43 44 45 46 47 48 49 50 51; do echo ev=step step=$i; sleep 0.4; done; "
+              "exec sleep 600"),
+         proof={"progress": {**STEP, "stall_after": 5}, "process": {"stable_for": 3}}, fact="grep -q step=40 $LOG"),
+    Case("h-failed-run-before", "ok_progressing", "the run before failed, this one is good",
+         bash("if mkdir $DIR/once 2>/dev/null; then echo first; exit 1; fi\nexec python3 -u $DIR/steps"),
+         before='echo "$STEPS" > $DIR/steps; systemctl start $UNIT; until_ok systemctl is-failed $UNIT',
+         proof={"progress": STEP}, fact="systemctl is-active $UNIT"),
+    Case("h-old-run-shouts", "ok_progressing", "the run before dies loudly into the same log during the stop",
+         python("""
+import os, pathlib, signal, sys, time
+def loud(*_):
+    print("Traceback (most recent call last):\\n  File 'x'\\nKeyboardInterrupt: old run\\nCUDA error: old", flush=True)
+    os._exit(1)
+first = pathlib.Path(os.environ["DIR"], "first")
+if not first.exists():
+    first.touch(); signal.signal(signal.SIGTERM, loud)
+for i in range(1, 9999):
+    print(f"ev=step step={i}"); time.sleep(0.3)""", "-u"), style="foreign",
+         before="systemctl start $UNIT; until_ok grep -q step=2 $LOG", proof={"progress": STEP},
+         fact="grep -q 'CUDA error: old' $LOG && systemctl is-active $UNIT"),
+    Case("h-own-log-file", "ok_progressing", "the program writes its log file itself, standard output stays empty",
+         python("""
+import logging, time
+logging.basicConfig(filename="/var/log/cases/h-own-log-file-app.log", level="INFO", format="%(message)s")
+for i in range(1, 9999):
+    logging.info("ev=step step=%d", i); time.sleep(0.3)"""),
+         log="/var/log/cases/h-own-log-file-app.log", proof={"progress": STEP},
+         fact="! [ -s $OUT ] && grep -q step=2 $LOG"),
+    Case("h-late-folder", "ok_progressing", "the log's folder is made by the job, seconds later",
+         bash("sleep 2; mkdir -p /var/log/cases/h-late/x; exec python3 -u $DIR/steps > /var/log/cases/h-late/x/out.log"),
+         before='echo "$STEPS" > $DIR/steps; rm -rf /var/log/cases/h-late', log="/var/log/cases/h-late/x/out.log",
+         proof={"progress": STEP, "deadlines": {"first_log": 10}}, fact="grep -q step=2 $LOG"),
+    Case("h-tee", "ok_progressing", "output through a pipe into tee",
+         bash("python3 -u $DIR/steps 2>&1 | tee -a $DIR/copy.log"), before='echo "$STEPS" > $DIR/steps',
+         proof={"progress": STEP}, fact="grep -q step=2 $DIR/copy.log"),
+    Case("h-tee-only-log", "ok_progressing", "the declared log is written by tee, not by the worker",
+         bash("python3 -u $DIR/steps 2>&1 | tee -a $DIR/copy.log > /dev/null"), before='echo "$STEPS" > $DIR/steps',
+         proof={"progress": STEP}, log="/opt/cases/h-tee-only-log/copy.log", fact="grep -q step=2 $LOG"),
+    Case("h-notify", "ok_progressing", "Type=notify: ready only after seconds of steps",
+         python("""
+import os, socket, time
+for i in range(1, 9999):
+    print(f"ev=step step={i}"); time.sleep(0.3)
+    if i == 8:
+        s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        s.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"].replace("@", chr(0)))""", "-u"),
+         service="Type=notify\nTimeoutStartSec=30", proof={"progress": STEP},
+         fact='[ "$(prop ActiveState)" = active ] && grep -q step=8 $LOG'),
+    Case("h-undecodable", "ok_progressing", "bytes that are no UTF-8, NULs and one line of 4 MB",
+         python("""
+import sys, time
+o = sys.stdout.buffer
+o.write(b"\\xff\\xfe\\x80 caf\\xe9 \\x00\\x00\\n" + b"x" * (4 << 20) + b"\\n")
+for i in range(1, 9999):
+    o.write(b"\\xc3\\x28 ev=step step=%d\\n" % i); o.flush(); time.sleep(0.3)"""), proof={"progress": STEP},
+         fact="grep -qa step=2 $LOG"),
+    Case("h-large-old-log", "ok_progressing", "2 GB of old log before this run's first byte", style="foreign",
+         before="echo 'CUDA out of memory' > $LOG; truncate -s 2G $LOG; echo >> $LOG", proof={"progress": STEP},
+         fact='[ "$(stat -c %s $LOG)" -gt 2147483648 ]', after="rm -f $LOG"),
+    Case("h-log-on-tmpfs", "ok_progressing", "the log lies on a tmpfs", style="foreign",
+         before="mkdir -p /mnt/$NAME; mount -t tmpfs none /mnt/$NAME", log="/mnt/h-log-on-tmpfs/out.log",
+         proof={"progress": STEP},
+         fact="grep -q step=2 $LOG", after="umount -l /mnt/$NAME"),
+    Case("h-scope", "ok_progressing", "systemd-run --scope as the command: the worker is in another group",
+         bash("exec systemd-run --quiet --scope --unit=case-h-scope-inner python3 -u $DIR/steps"),
+         before='echo "$STEPS" > $DIR/steps', proof={"progress": STEP}, after="systemctl stop case-h-scope-inner.scope",
+         fact="systemctl is-active case-h-scope-inner.scope && grep -q step=2 $LOG"),
+    Case("h-env-i", "ok_progressing", "env -i: the process has no INVOCATION_ID", bash("exec env -i python3 -u $DIR/steps"),
+         before='echo "$STEPS" > $DIR/steps', proof={"progress": STEP}, fact="grep -q step=2 $LOG"),
+    Case("h-child-oom", "ok_progressing", "a child is killed by the memory limit and the job goes on",
+         bash("python3 -c 'x = b\"1\" * (200 << 20)'\necho $? > $DIR/rc\nexec python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps',
+         service="MemoryMax=40M\nOOMPolicy=continue", proof={"progress": STEP, "process": {"stable_for": 3}},
+         fact='[ "$(cat $DIR/rc)" = 137 ] && systemctl is-active $UNIT'),
+    Case("h-workers-come-and-go", "ok_progressing", "data loaders come and go under a steady main process",
+         python("""
+import subprocess, time
+for i in range(1, 9999):
+    subprocess.run(["/bin/true"]); print(f"ev=step step={i}"); time.sleep(0.2)""", "-u"), proof={"progress": STEP},
+         fact="grep -q step=3 $LOG"),
+    Case("h-objects", "ok_progressing", "the output folder grows", steps(more="open(f'/opt/cases/h-objects/out/{i}', 'w')"),
+         before="mkdir -p $DIR/out", proof={"progress": STEP, "objects": {"path": "/opt/cases/h-objects/out", "within": 5,
+         "min_new": 2}}, fact='[ "$(ls $DIR/out | wc -l)" -ge 2 ]'),
+    Case("h-observed", "ok_progressing", "a unit that has been running for a while is looked at", mode="observe",
+         before="systemctl start $UNIT; until_ok grep -q step=2 $LOG", proof={"progress": STEP},
+         fact="systemctl is-active $UNIT"),
+    Case("h-foreign-launcher", "ok_progressing", "somebody else starts it while the prover waits", mode="prove",
+         during="systemctl start $UNIT", proof={"progress": STEP, "deadlines": {"start": 8}},
+         launcher={"rc": 0, "output": "Launched\n", "end_mark": "Launched", "script": "systemctl start x; echo Launched\n"},
+         fact="systemctl is-active $UNIT"),
+]  # fmt: skip
+
+CASES = FAULTS + HEALTHY
