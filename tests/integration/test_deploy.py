@@ -1,0 +1,224 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a machine without a node to a proven deployment, again, broken, interrupted and taken down.
+
+The tests tell one story, in order, on one embedded node: each starts where the one before it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.deployment import (
+    NODE,
+    REPO,
+    UNITS,
+    VMID,
+    changed,
+    deploy,
+    identities,
+    inside,
+    machine,
+    play,
+    playbook,
+    report,
+    rows,
+    writes,
+)
+
+pytestmark = pytest.mark.container
+
+GOOD = {"ok_started", "ok_progressing", "completed"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def untouched():
+    """The machine before the story. It begins without a node, so that somebody's own deployment is never in its way."""
+    if (NODE / "outputs.json").exists():
+        pytest.fail(
+            f"{NODE} holds a node already. This stage takes it down at its end, so it starts only without one: "
+            "ansible-playbook playbooks/local_node.yml -e local_node_state=absent"
+        )
+    yield machine()
+    playbook("destroy", "-e", "launchproof_destroy=true")
+    playbook("local_node", "-e", "local_node_state=absent")
+
+
+def test_check_mode_on_a_fresh_machine_predicts_and_creates_nothing(untouched):
+    done = deploy("--check")
+    assert done.returncode == 0, done.stdout
+    assert report()["verdict"] == "predicted"
+    assert {row["unit"] for row in report()["jobs"]} == set(UNITS)
+    assert "predict" in done.stdout.lower()
+    assert machine() == untouched
+    assert not NODE.exists()
+
+
+def test_the_first_deployment_is_proved():
+    done = deploy()
+    assert done.returncode == 0, done.stdout
+    assert report()["verdict"] == "ok"
+    found = rows()
+    assert set(found) == set(UNITS)
+    assert found["training.service"]["code"] in {"ok_progressing", "completed"}
+    assert found["extraction@1.service"]["code"] in {"ok_progressing", "completed"}
+    assert found["extraction@2.service"]["code"] in {"ok_progressing", "completed"}
+    assert all(row["ok"] and row["code"] in GOOD and row["run_id"] for row in found.values())
+
+
+def test_a_second_run_changes_nothing_while_jobs_run():
+    before = identities()
+    done = deploy()
+    assert done.returncode == 0, done.stdout
+    assert changed(done.stdout) == 0, done.stdout
+    assert identities() == before
+
+
+def test_the_bucket_holds_committed_batches_and_the_loss_falls():
+    for unit in ("extraction@1.service", "extraction@2.service"):
+        wait_for_end(unit)
+    records = sorted((NODE / "s3").rglob("batch-*.json"))
+    assert records, "no commit record in the bucket"
+    for record in records:
+        batch = record.with_suffix(".safetensors")
+        assert batch.stat().st_size == json.loads(record.read_text())["bytes"]
+    assert len(list((NODE / "s3").rglob("_DONE"))) == 2
+    losses = [float(x) for x in re.findall(r" loss=([0-9.]+)", run_log("training.service"))]
+    tenth = max(1, len(losses) // 10)
+    assert sum(losses[-tenth:]) / tenth < sum(losses[:tenth]) / tenth - 0.2, (losses[:3], losses[-3:])
+
+
+def test_a_run_after_extraction_has_completed_changes_nothing():
+    before = identities()
+    done = deploy()
+    assert done.returncode == 0, done.stdout
+    assert changed(done.stdout) == 0, done.stdout
+    assert identities() == before
+    assert rows()["extraction@1.service"]["code"] == "completed"
+
+
+def test_prove_observes_and_never_restarts():
+    before = identities()
+    done = playbook("prove")
+    assert done.returncode == 0, done.stdout
+    assert report()["verdict"] == "ok"
+    assert identities() == before
+
+
+def test_a_job_that_dies_is_named_within_ten_seconds():
+    done = deploy("-e", json.dumps({"training_command": ["/bin/false"]}))
+    assert done.returncode != 0
+    row = rows()["training.service"]
+    assert row["code"] in {"exited_nonzero", "died_before_log", "crash_loop"}
+    assert row["seconds"] <= 10
+    assert row["remedy"] in done.stdout.replace("\n", " ") or row["code"] in done.stdout
+    assert set(rows()) == set(UNITS)
+
+
+def test_a_run_killed_between_the_unit_and_its_start_is_made_good_by_the_next():
+    """The new unit lies there, nobody started it: a handler would have been lost, the digest is not."""
+    steps = json.dumps({"training_env": {"DFLASH_PROFILE_INTERVAL": "50"}})
+    first = subprocess.Popen(
+        ["./deploy", "-e", steps],
+        cwd=REPO,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("PLAY [Start the jobs"):
+            os.killpg(first.pid, signal.SIGKILL)
+            break
+    first.stdout.read()
+    assert first.wait() == -signal.SIGKILL
+    done = deploy("-e", steps)
+    assert done.returncode == 0, done.stdout
+    manifest = json.loads(inside("cat", "/var/lib/launchproof/runs/training.service/current/manifest.json"))
+    spec = json.loads(inside("cat", "/etc/launchproof/jobs/training.service.json"))
+    assert manifest["digest"] == spec["digest"]
+    assert "DFLASH_PROFILE_INTERVAL=50" in inside(
+        "sh", "-c", "tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID training.service)/environ"
+    )
+
+
+def test_a_secret_is_found_nowhere():
+    """The S3 secret is a real one; -vvv --diff is the most that Ansible prints."""
+    secret = (NODE / "s3/secret_key").read_text().strip()
+    assert len(secret) >= 16
+    done = deploy("-vvv", "--diff", "-e", json.dumps({"extraction_env": {"SEEDED": "1"}}))
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert secret not in done.stdout
+    for path in (REPO / "artifacts").rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
+    found = inside(
+        "grep", "-rlF", "--exclude-dir=secrets", secret, "/etc/systemd", "/etc/launchproof", "/var/lib/launchproof", "/var/log"
+    ) if subprocess.run(
+        ["pct", "exec", VMID, "--", "grep", "-rqF", "--exclude-dir=secrets", secret, "/etc/systemd", "/etc/launchproof",
+         "/var/lib/launchproof", "/var/log"], stdin=subprocess.DEVNULL, check=False,
+    ).returncode == 0 else ""
+    assert found == ""
+    assert secret not in inside("systemctl", "show", *UNITS)
+    assert inside("stat", "-c", "%a %U", "/etc/launchproof/secrets/extraction@1.service.env").split() == ["600", "root"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "stage"),
+    [
+        ({"ansible_port": 1}, "unreachable", "container"),
+        ({"pve_api_port": 1}, "preflight_failed", "preflight"),
+    ],
+    ids=["node-without-sshd", "node-without-api"],
+)
+def test_an_unreachable_node_still_gives_one_row_a_job(wrong, code, stage):
+    before = writes()
+    done = deploy("--skip-tags", "local_node", "-e", json.dumps(wrong))
+    assert done.returncode != 0
+    assert report()["verdict"] == "failed"
+    assert {row["unit"] for row in report()["jobs"]} == set(UNITS)
+    assert {row["code"] for row in report()["jobs"]} == {code}
+    assert writes() == before
+
+
+def test_stop_ends_the_jobs_and_keeps_their_logs():
+    done = playbook("stop")
+    assert done.returncode == 0, done.stdout
+    for unit in UNITS:
+        assert inside("systemctl", "show", "-P", "MainPID", unit).strip() == "0"
+    assert "ev=exit code=0" in run_log("training.service")
+
+
+def test_destroy_refuses_without_an_explicit_word():
+    before = writes()
+    done = playbook("destroy")
+    assert done.returncode != 0
+    assert "launchproof_destroy" in done.stdout
+    assert writes() == before
+
+
+def test_down_leaves_nothing(untouched):
+    assert playbook("destroy", "-e", "launchproof_destroy=true").returncode == 0
+    done = playbook("local_node", "-e", "local_node_state=absent")
+    assert done.returncode == 0, done.stdout
+    assert machine() == untouched
+
+
+def run_log(unit: str) -> str:
+    return inside("cat", f"/var/lib/launchproof/runs/{unit}/current/log")
+
+
+def wait_for_end(unit: str) -> None:
+    """Blocks until the unit's process has ended: tail follows the log and leaves with it."""
+    pid = inside("systemctl", "show", "-P", "MainPID", unit).strip()
+    if pid != "0":
+        inside("timeout", "300", "tail", "--pid", pid, "-f", "/dev/null")
