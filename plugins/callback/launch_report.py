@@ -63,7 +63,7 @@ class CallbackModule(CallbackBase):
         super().__init__()
         self._report = Report()
         self._stage = "preflight"
-        self._redact = Redactor()
+        self._redact = Redactor([]).text
 
     # -- what is declared, known before the first task -----------------------------------------------------------------
 
