@@ -92,6 +92,7 @@ class Case:
         return self.expected.startswith("ok_") or self.expected == "completed"
 
 
+FULL = "mkdir -p /mnt/$NAME; mount -t tmpfs -o size=64k none /mnt/$NAME; cat /dev/zero > /mnt/$NAME/fill || true"
 LOST = """
 ssh: connect to host 198.51.100.7 port 40022: Connection refused
 lost connection
@@ -152,7 +153,8 @@ bash -c "$(cat $DIR/launch)"; echo $? > $DIR/rc""",
          during="bash -c 'for i in 0 1; do systemctl start x@$i\necho Launched' ; echo $? > $DIR/rc",
          fact='[ "$(cat $DIR/rc)" = 2 ] && [ "$(prop ActiveState)" = inactive ]'),
     Case("nobody-started-it", "never_launched", "nothing starts the unit", mode="prove",
-         proof={"deadlines": {"start": 2}}, fact='[ "$(prop ActiveState)" = inactive ] && [ -z "$(prop InvocationID)" ]'),
+         proof={"deadlines": {"start": 2}},
+         fact='[ "$(prop ActiveState)" = inactive ] && [ -z "$(prop InvocationID)" ]'),
     Case("old-run-lives", "previous_run_alive", "the launcher's start is a no-op: the run before still runs",
          mode="prove", before="systemctl start $UNIT", during="systemctl start $UNIT",
          proof={"deadlines": {"start": 2}}, fact="systemctl is-active $UNIT"),
@@ -187,7 +189,7 @@ bash -c "$(cat $DIR/launch)"; echo $? > $DIR/rc""",
          service="BindPaths=/opt/absent:/mnt", fact='[ "$(prop ExecMainStatus)" = 226 ]', evidence=("226",)),
     # --- the log's place -------------------------------------------------------------------------------------------
     Case("log-full", "log_unwritable", "the log's file system is full", style="foreign",
-         before="mkdir -p /mnt/$NAME; mount -t tmpfs -o size=64k none /mnt/$NAME; cat /dev/zero > /mnt/$NAME/fill || true",
+         before=FULL,
          program=python("""
 import sys, time
 while True:
@@ -200,7 +202,7 @@ while True:
          fact='[ "$(df --output=avail $(dirname $LOG) | tail -1)" -eq 0 ] && ! [ -s $LOG ]',
          after="umount -l /mnt/$NAME"),
     Case("log-full-dies", "log_unwritable", "the log's file system is full and the job dies of it", style="foreign",
-         before="mkdir -p /mnt/$NAME; mount -t tmpfs -o size=64k none /mnt/$NAME; cat /dev/zero > /mnt/$NAME/fill || true",
+         before=FULL,
          program=python('print("ev=step step=1")', "-u"), log="/mnt/log-full-dies/out.log",
          proof={"deadlines": {"first_log": 5}},
          fact='[ "$(df --output=avail $(dirname $LOG) | tail -1)" -eq 0 ] && ! [ -s $LOG ]',
@@ -243,14 +245,16 @@ time.sleep(600)""", "-u"),
          bash("echo go\nbash -c 'kill -9 $$'\nexit $?"), fact='[ "$(prop ExecMainStatus)" = 137 ]'),
     Case("sighup", "killed_by_signal", "SIGHUP: systemd calls it a success",
          bash("echo go\ntrap - HUP\nkill -HUP $$"), fact='[ "$(prop Result)" = success ]'),
-    Case("segfault", "killed_by_signal", "SIGSEGV without a core file", python("import os, signal\nprint('go', flush=True)\n"
-         "os.kill(os.getpid(), signal.SIGSEGV)"), service="LimitCORE=0", fact='[ "$(prop Result)" = signal ]'),
+    Case("segfault", "killed_by_signal", "SIGSEGV without a core file",
+         python("import os, signal\nprint('go', flush=True)\nos.kill(os.getpid(), signal.SIGSEGV)"),
+         service="LimitCORE=0", fact='[ "$(prop Result)" = signal ]'),
     Case("core", "core_dumped", "SIGABRT with a core file", python("import os\nprint('go', flush=True)\nos.abort()"),
          service="LimitCORE=infinity", fact='[ "$(prop Result)" = core-dump ]'),
     # --- ends ------------------------------------------------------------------------------------------------------
     Case("traceback", "crashed_traceback", "an uncaught exception",
          python('print("ev=step step=1")\nraise ValueError("shapes do not match")', "-u"),
-         fact='[ "$(prop ExecMainStatus)" = 1 ] && grep -q Traceback $LOG', evidence=("ValueError: shapes do not match",)),
+         fact='[ "$(prop ExecMainStatus)" = 1 ] && grep -q Traceback $LOG',
+         evidence=("ValueError: shapes do not match",)),
     Case("traceback-exit-0", "crashed_traceback", "an uncaught exception behind `|| true`",
          bash("python3 -c 'raise RuntimeError(\"no batch\")' || true"), fact='grep -q RuntimeError $LOG',
          evidence=("RuntimeError: no batch",)),
@@ -316,8 +320,9 @@ time.sleep(600)""", "-u"), proof={"progress": STEP}, fact="systemctl is-active $
          bash("echo ready\necho 'loss is nan'\nsleep 600"), proof={"log": {"forbidden": ["loss is nan"]},
          "progress": STEP}, fact="systemctl is-active $UNIT", evidence=("loss is nan",)),
     Case("output-to-null", "log_misrouted", "the program sends its output to /dev/null",
-         bash("exec > /dev/null 2>&1\nwhile :; do echo ev=step; sleep 0.2; done"), proof={"deadlines": {"first_log": 3}},
-         fact="systemctl is-active $UNIT && ! [ -s $LOG ]", evidence=("/dev/null",)),
+         bash("exec > /dev/null 2>&1\nwhile :; do echo ev=step; sleep 0.2; done"),
+         proof={"deadlines": {"first_log": 3}}, fact="systemctl is-active $UNIT && ! [ -s $LOG ]",
+         evidence=("/dev/null",)),
     Case("output-elsewhere", "log_misrouted", "the program writes to another file than the declared one",
          bash("exec > $DIR/elsewhere.log 2>&1\nwhile :; do echo ev=step; sleep 0.2; done"),
          proof={"deadlines": {"first_log": 3}}, fact="[ -s $DIR/elsewhere.log ] && ! [ -s $LOG ]",
@@ -341,14 +346,16 @@ while True:
     Case("idle", "silent", "the process sleeps and says nothing", bash("exec sleep 600"),
          proof={"deadlines": {"first_log": 3}}, fact="systemctl is-active $UNIT && ! [ -s $LOG ]"),
     Case("loading-for-ever", "no_progress_yet", "log lines, but never a step",
-         bash("while :; do echo ev=loading; sleep 0.3; done"), proof={"progress": STEP, "deadlines": {"first_progress": 4}},
+         bash("while :; do echo ev=loading; sleep 0.3; done"),
+         proof={"progress": STEP, "deadlines": {"first_progress": 4}},
          fact="systemctl is-active $UNIT && ! grep -q step= $LOG"),
     Case("stalls-idle", "stalled", "five steps, then nothing: asleep",
          bash("for i in 1 2 3 4 5; do echo ev=step step=$i; sleep 0.1; done; exec sleep 600"),
          proof={"progress": {**STEP, "stall_after": 3}, "process": {"stable_for": 8}},
          fact="systemctl is-active $UNIT && grep -q step=5 $LOG"),
     Case("stalls-chatting", "stalled", "five steps, then log lines without a step",
-         bash("for i in 1 2 3 4 5; do echo ev=step step=$i; sleep 0.1; done\nwhile :; do echo waiting; sleep 0.3; done"),
+         bash("for i in 1 2 3 4 5; do echo ev=step step=$i; sleep 0.1; done\n"
+              "while :; do echo waiting; sleep 0.3; done"),
          proof={"progress": {**STEP, "stall_after": 3}, "process": {"stable_for": 8}},
          fact="systemctl is-active $UNIT && grep -q step=5 $LOG"),
     Case("stalls-own-pace", "stalled", "five steps at its own pace, then none; no threshold declared",
@@ -359,9 +366,9 @@ while True:
          proof={"progress": STEP, "objects": {"path": "/opt/cases/no-objects/out", "within": 3, "min_new": 1}},
          fact='systemctl is-active $UNIT && [ -z "$(ls $DIR/out)" ]'),
     Case("time-up", "inconclusive", "the time is up before the first step may be judged",
-         bash("echo loading; exec sleep 600"), proof={"progress": STEP, "deadlines": {"first_progress": 600}}, timeout=4,
-         fact="systemctl is-active $UNIT"),
-]
+         bash("echo loading; exec sleep 600"), proof={"progress": STEP, "deadlines": {"first_progress": 600}},
+         timeout=4, fact="systemctl is-active $UNIT"),
+]  # fmt: skip
 
 HEALTHY = [
     Case("h-plain", "ok_started", "a job that declares no progress", bash("echo up; exec sleep 600"),
@@ -385,8 +392,9 @@ for i in itertools.count(1):
                 "for i in range(9999):\n    print(f'ev=step step={i}')\n    time.sleep(0.3)", "-u"),
          proof={"progress": STEP, "deadlines": {"first_log": 12}}, fact="grep -q step=1 $LOG"),
     Case("h-late-first-step", "ok_progressing", "warm-up lines for seconds before the first step",
-         bash("for i in $(seq 20); do echo ev=warmup; sleep 0.2; done\nfor i in $(seq 999); do echo ev=step step=$i; "
-              "sleep 0.3; done"), proof={"progress": STEP, "deadlines": {"first_progress": 12}}, fact="grep -q step=1 $LOG"),
+         bash("for i in $(seq 20); do echo ev=warmup; sleep 0.2; done\n"
+              "for i in $(seq 999); do echo ev=step step=$i; sleep 0.3; done"),
+         proof={"progress": STEP, "deadlines": {"first_progress": 12}}, fact="grep -q step=1 $LOG"),
     Case("h-logrotate-rename", "ok_progressing", "logrotate renames the log mid-run; the program reopens on SIGHUP",
          python("""
 import os, signal, time
@@ -400,7 +408,8 @@ for i in range(1, 9999):
     time.sleep(0.2)""", "-u"), style="foreign",
          during="""
 until_ok grep -q step=4 $LOG
-printf '%s {\\n rotate 3\\n create\\n postrotate\\n systemctl kill -s HUP %s\\n endscript\\n}\\n' $LOG $UNIT > $DIR/rotate
+printf '%s {\\n rotate 3\\n create\\n postrotate\\n' $LOG > $DIR/rotate
+printf 'systemctl kill -s HUP %s\\n endscript\\n}\\n' $UNIT >> $DIR/rotate
 logrotate -f -s $DIR/state $DIR/rotate""",
          proof={"progress": STEP, "process": {"stable_for": 4}},
          fact="[ -s $LOG.1 ] && [ -s $LOG ] && ! grep -q step=1$ $LOG"),
@@ -485,7 +494,7 @@ for i in range(1, 9999):
          log="/var/log/cases/h-own-log-file-app.log", proof={"progress": STEP},
          fact="! [ -s $OUT ] && grep -q step=2 $LOG"),
     Case("h-late-folder", "ok_progressing", "the log's folder is made by the job, seconds later",
-         bash("sleep 2; mkdir -p /var/log/cases/h-late/x; exec python3 -u $DIR/steps > /var/log/cases/h-late/x/out.log"),
+         bash("sleep 2; mkdir -p /var/log/cases/h-late/x; exec python3 -u $DIR/steps > $LOG"),
          before='echo "$STEPS" > $DIR/steps; rm -rf /var/log/cases/h-late', log="/var/log/cases/h-late/x/out.log",
          proof={"progress": STEP, "deadlines": {"first_log": 10}}, fact="grep -q step=2 $LOG"),
     Case("h-tee", "ok_progressing", "output through a pipe into tee",
@@ -521,12 +530,15 @@ for i in range(1, 9999):
          fact="grep -q step=2 $LOG", after="umount -l /mnt/$NAME"),
     Case("h-scope", "ok_progressing", "systemd-run --scope as the command: the worker is in another group",
          bash("exec systemd-run --quiet --scope --unit=case-h-scope-inner python3 -u $DIR/steps"),
-         before='echo "$STEPS" > $DIR/steps', proof={"progress": STEP}, after="systemctl stop case-h-scope-inner.scope",
+         before='echo "$STEPS" > $DIR/steps', proof={"progress": STEP},
+         after="systemctl stop case-h-scope-inner.scope",
          fact="systemctl is-active case-h-scope-inner.scope && grep -q step=2 $LOG"),
-    Case("h-env-i", "ok_progressing", "env -i: the process has no INVOCATION_ID", bash("exec env -i python3 -u $DIR/steps"),
+    Case("h-env-i", "ok_progressing", "env -i: the process has no INVOCATION_ID",
+         bash("exec env -i python3 -u $DIR/steps"),
          before='echo "$STEPS" > $DIR/steps', proof={"progress": STEP}, fact="grep -q step=2 $LOG"),
     Case("h-child-oom", "ok_progressing", "a child is killed by the memory limit and the job goes on",
-         bash("python3 -c 'x = b\"1\" * (200 << 20)'\necho $? > $DIR/rc\nexec python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps',
+         bash("python3 -c 'x = b\"1\" * (200 << 20)'\necho $? > $DIR/rc\n"
+              "exec python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps',
          service="MemoryMax=40M\nOOMPolicy=continue", proof={"progress": STEP, "process": {"stable_for": 3}},
          fact='[ "$(cat $DIR/rc)" = 137 ] && systemctl is-active $UNIT'),
     Case("h-workers-come-and-go", "ok_progressing", "data loaders come and go under a steady main process",
@@ -535,15 +547,18 @@ import subprocess, time
 for i in range(1, 9999):
     subprocess.run(["/bin/true"]); print(f"ev=step step={i}"); time.sleep(0.2)""", "-u"), proof={"progress": STEP},
          fact="grep -q step=3 $LOG"),
-    Case("h-objects", "ok_progressing", "the output folder grows", steps(more="open(f'/opt/cases/h-objects/out/{i}', 'w')"),
-         before="mkdir -p $DIR/out", proof={"progress": STEP, "objects": {"path": "/opt/cases/h-objects/out", "within": 5,
-         "min_new": 2}}, fact='[ "$(ls $DIR/out | wc -l)" -ge 2 ]'),
+    Case("h-objects", "ok_progressing", "the output folder grows",
+         steps(more="open(f'/opt/cases/h-objects/out/{i}', 'w')"),
+         before="mkdir -p $DIR/out",
+         proof={"progress": STEP, "objects": {"path": "/opt/cases/h-objects/out", "within": 5, "min_new": 2}},
+         fact='[ "$(ls $DIR/out | wc -l)" -ge 2 ]'),
     Case("h-observed", "ok_progressing", "a unit that has been running for a while is looked at", mode="observe",
          before="systemctl start $UNIT; until_ok grep -q step=2 $LOG", proof={"progress": STEP},
          fact="systemctl is-active $UNIT"),
     Case("h-foreign-launcher", "ok_progressing", "somebody else starts it while the prover waits", mode="prove",
          during="systemctl start $UNIT", proof={"progress": STEP, "deadlines": {"start": 8}},
-         launcher={"rc": 0, "output": "Launched\n", "end_mark": "Launched", "script": "systemctl start x; echo Launched\n"},
+         launcher={"rc": 0, "output": "Launched\n", "end_mark": "Launched",
+                   "script": "systemctl start x; echo Launched\n"},
          fact="systemctl is-active $UNIT"),
 ]  # fmt: skip
 

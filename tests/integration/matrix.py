@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import copy
 import shlex
-import subprocess
 
-from tests.integration.cases import CASES, Case, steps
+from tests.integration.cases import Case, steps
 from tests.support.container import Container
 
 PRELUDE = """
 prop() { systemctl show -P "$1" "$UNIT"; }
-until_ok() { for _ in $(seq 300); do if "$@" >/dev/null 2>&1; then return 0; fi; sleep 0.05; done; echo "never: $*" >&2; return 1; }
+until_ok() {
+  for _ in $(seq 300); do if "$@" >/dev/null 2>&1; then return 0; fi; sleep 0.05; done
+  echo "never: $*" >&2; return 1
+}
 """
 RUNS = "/var/lib/launchproof/runs"
 JOB_SERVICE = """\
@@ -60,7 +62,8 @@ def unit_text(case: Case) -> str:
 def environment(case: Case) -> dict[str, str]:
     """What a case's programs and shell texts may name."""
     return {
-        "UNIT": case.unit_name, "NAME": case.name, "DIR": f"/opt/cases/{case.name}", "LOG": log_path(case), "OUT": output_path(case),
+        "UNIT": case.unit_name, "NAME": case.name, "DIR": f"/opt/cases/{case.name}", "LOG": log_path(case),
+        "OUT": output_path(case),
     }  # fmt: skip
 
 

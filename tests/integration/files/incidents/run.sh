@@ -1,0 +1,2 @@
+#!/bin/bash
+exec python3 /root/train_dflash_pipeline.py
