@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 # Before transformers is imported: a job must never wait for a hub that it does not need.
@@ -169,3 +170,10 @@ def load(target: str, data: Path, max_length: int, layers: str, draft_layers: in
     identity = hashlib.sha256((fingerprint + tokenizer.fingerprint).encode()).hexdigest()
     samples = to_samples(texts, tokenizer, max_length)
     return Target(model, tokenizer, identity, chosen, device), samples, texts_sha256(texts)
+
+
+def replicate(target: Target, device: torch.device) -> Target:
+    """The same target on another device; the target itself where it already is there."""
+    if device == target.device:
+        return target
+    return replace(target, model=copy.deepcopy(target.model).to(device), device=device)
