@@ -124,6 +124,8 @@ class UnitState:
     timeout_start: float | None = None
     watchdog: float | None = None
     memory_max: int | None = None
+    # Files of EnvironmentFile= (without "-") that are not there.
+    missing_files: tuple[str, ...] = ()
     # FragmentPath=.
     fragment_path: str = ""
 
@@ -203,8 +205,10 @@ class Match:
     offset: int
     # CLOCK_BOOTTIME s at which it was read.
     at: float
-    # declared: of the job's own list; default: of DEFAULT_FORBIDDEN; traceback: an exception's last line that ends the log.
+    # declared: of the job's own list; default: of DEFAULT_FORBIDDEN; traceback: an exception's last line.
     kind: str = "declared"
+    # Lines that this run wrote after it (for forbidden matches).
+    lines_after: int = 0
 
 
 @dataclass(frozen=True)
@@ -349,6 +353,10 @@ class Facts:
     log_place: LogPlace | Unknown = NOT_READ
     # oom_kill counter now, over the same groups as the baseline's (a rise that was seen live is kept when the group vanishes).
     oom_kills: int | Unknown = NOT_READ
+    # When a rise of it was first seen, CLOCK_BOOTTIME s; None when it did not rise.
+    oom_at: float | None = None
+    # ActiveState=active was seen in this run.
+    was_active: bool = False
     # Units of the job that are declared, and those of them that exist and ran, where the job has instances; both () otherwise.
     instances_declared: tuple[str, ...] = ()
     instances_found: tuple[str, ...] = ()
@@ -357,6 +365,10 @@ class Facts:
     heartbeat: Heartbeat | None | Unknown = None
     # Lines of the journal about this start ("Failed to execute …", "Condition check resulted in …"), redacted. Helps, never required.
     journal: tuple[str, ...] | Unknown = NOT_READ
+    # diagnose only: what a command-line pattern matched that is not the job ("pid 7, bash -lc …: the observer's own shell"), and arguments
+    # or printed names that still hold *?[ and that no path has.
+    wrong_processes: tuple[str, ...] = ()
+    unexpanded: tuple[str, ...] = ()
     # The job's command line, redacted, its user and working directory, for the remedies. Source: manifest, ExecStart=, User=.
     command: tuple[str, ...] = ()
     user: str = ""

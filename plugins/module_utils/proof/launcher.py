@@ -1,0 +1,199 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Why a launcher that is not ours ended before it launched anything: read from what it ran and what came back. Pure.
+
+``pkill -f PATTERN`` matches whole command lines. A remote shell's command line (``bash -lc SCRIPT``) holds the whole
+script, hence the pattern too, or the name that a bracket trick protects in one place and not in the next. pkill spares
+itself, not its parent: the shell dies at that command, prints nothing, and its exit code is 128 + the signal.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import LauncherSpec
+
+SELF_KILLED, NOT_DELIVERED, SYNTAX = "launcher_self_killed", "launcher_not_delivered", "launcher_syntax"
+
+_TRANSPORT = re.compile(
+    r"(?im)^.*(?:Connection (?:refused|timed out|reset|closed)|Could not resolve hostname|No route to host|Network is unreachable"
+    r"|Host key verification failed|Permission denied \(|lost connection|ssh: |scp: |rsync error|Broken pipe"
+    r"|container '?\d+'? not running|CT \d+ (?:not running|does not exist)|Configuration file .* does not exist).*$"
+)
+_SYNTAX = re.compile(
+    r"(?im)^.*(?:syntax error|unexpected EOF|unexpected end of file|unterminated quoted string|unmatched ['\"`]).*$"
+)
+_KILL = re.compile(r"(?<![\w./-])(?:(?:sudo|command|exec)\s+)?(?P<tool>(?:/usr)?(?:/bin/)?(?:pkill|killall|pgrep|grep))(?=\s)(?P<rest>[^;&|\n)`]*)")
+_ASSIGNED = re.compile(r"(?:^|[\s;&|])(?P<name>[A-Za-z_]\w*)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s;&|\"']+)")
+_SHELLS = ("bash", "sh", "dash", "zsh")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What became of a launcher. ``code`` is "" where its evidence explains nothing."""
+
+    code: str = ""
+    # Exit status as given, and the signal that it stands for (name), "" when none.
+    rc: int | None = None
+    signal: str = ""
+    # The command that killed it, its line number (1 = first) in the script, and its pattern.
+    command: str = ""
+    line: int = 0
+    pattern: str = ""
+    # The text of the script's own command line that the pattern matched, and the number of the line it stands in.
+    matched: str = ""
+    matched_line: int = 0
+    # The line of its output that tells, for transport and syntax.
+    said: str = ""
+    # Its end mark was asked for and is not in its output.
+    end_mark_missing: bool = False
+
+
+@dataclass(frozen=True)
+class _Kill:
+    command: str
+    line: int
+    pattern: str
+    signal: int
+    matched: str
+    matched_line: int
+
+
+def analyse(spec: LauncherSpec) -> Launcher:
+    """Return what the launcher's own evidence says."""
+    missing = bool(spec.end_mark) and spec.end_mark not in spec.output
+    number = _signal_of(spec.rc)
+    name = signal.Signals(number).name if number else ""
+    if spec.end_mark and not missing:
+        return Launcher(rc=spec.rc, signal=name)
+    kill = next(_self_kills(spec.script), None)
+    # A signal other than the pattern's own is someone else's; without an exit code the missing end is the evidence.
+    if kill and (number == kill.signal or (not number and spec.rc != 255 and (missing or spec.rc is None))):
+        return Launcher(
+            SELF_KILLED,
+            spec.rc,
+            signal.Signals(kill.signal).name,
+            kill.command,
+            kill.line,
+            kill.pattern,
+            kill.matched,
+            kill.matched_line,
+            end_mark_missing=missing,
+        )
+    syntax, transport = _SYNTAX.search(spec.output), _TRANSPORT.search(spec.output)
+    if spec.rc not in (None, 0) and (syntax or (spec.rc == 2 and not spec.output.strip() and _unbalanced(spec.script))):
+        return Launcher(SYNTAX, spec.rc, said=syntax[0].strip() if syntax else "", end_mark_missing=missing)
+    # 255 is what ssh says when it did not get there; it is no signal.
+    if spec.rc == 255 or (spec.rc not in (None, 0) and transport):
+        return Launcher(NOT_DELIVERED, spec.rc, said=transport[0].strip() if transport else "", end_mark_missing=missing)
+    return Launcher(rc=spec.rc, signal=name, end_mark_missing=missing)
+
+
+def _signal_of(rc: int | None) -> int:
+    """Return the signal's number that an exit status stands for, 0 for none: 128 + n of a shell, -n of Python."""
+    number = 0 if rc is None else (-rc if rc < 0 else rc - 128)
+    try:
+        return int(signal.Signals(number)) if number > 0 else 0
+    except ValueError:
+        return 0
+
+
+def _self_kills(script: str) -> Iterator[_Kill]:
+    """Yield the commands of a script that kill the shell that runs it, where its text stands on that shell's command line."""
+    values = {match["name"]: match["value"].strip("\"'") for match in _ASSIGNED.finditer(script)}
+    for found in _KILL.finditer(script):
+        tool = found["tool"].rsplit("/", 1)[-1]
+        options, pattern = _arguments(found["rest"])
+        if not pattern:
+            continue
+        pattern = re.sub(r"\$\{?(\w+)\}?", lambda name: values.get(name[1], name[0]), pattern)
+        before, after = script[: found.start()], script[found.end() :]
+        if tool == "pkill":
+            number = _signal_option(options)
+        elif tool == "killall":
+            number = _signal_option(options)
+        else:
+            # pgrep -f X | xargs kill, kill $(pgrep -f X), ps | grep X | … kill
+            killer = re.match(r"[^;&\n]*?\|\s*xargs\s+(?:-\S+\s+)*kill\b(?P<rest>[^;&|\n]*)", after)
+            killer = killer or re.search(r"\bkill\b(?P<rest>[^;&|\n]*)(?:\$\(|`)[^;&\n)]*$", before)
+            if not killer:
+                continue
+            number = _signal_option(_arguments(killer["rest"])[0])
+        whole = tool == "grep" or any(re.match(r"-\w*f|--full", option) for option in options)
+        if tool == "grep" and not re.search(r"\bps\b[^;&\n]*$", before):
+            continue
+        # `grep -v grep` drops the shell too: its command line says grep.
+        if tool == "grep" and (any("v" in option for option in options) or re.search(r"\|\s*grep\s+-v", after)):
+            continue
+        if whole:
+            match = _search(pattern, script)
+        else:
+            exact = tool == "killall" or any(re.match(r"-\w*x|--exact", option) for option in options)
+            match = next((m for shell in _SHELLS if (m := _search(f"^(?:{pattern})$" if exact else pattern, shell))), None)
+        if match:
+            yield _Kill(
+                found[0].strip(),
+                before.count("\n") + 1,
+                pattern,
+                number,
+                match[0],
+                script.count("\n", 0, match.start()) + 1 if whole else 0,
+            )
+
+
+def _arguments(rest: str) -> tuple[list[str], str]:
+    """Return the options and the last operand of a command's words."""
+    # A script inside another quoted string has its quotes escaped.
+    text = rest.replace('\\"', '"').replace("\\'", "'")
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = [word.strip("\"'\\") for word in text.split()]
+    words = [word for word in words if not re.match(r"\d*[<>]", word)]
+    options: list[str] = []
+    operands: list[str] = []
+    takes_value = False
+    for word in words:
+        if takes_value:
+            options[-1] += f"={word}"
+            takes_value = False
+        elif word.startswith("-") and len(word) > 1 and not operands:
+            options.append(word)
+            takes_value = word in ("-s", "--signal", "-u", "--euid", "-U", "--uid", "-g", "-P", "-t", "-G")
+        else:
+            operands.append(word)
+    return options, operands[0] if operands else ""
+
+
+def _signal_option(options: list[str]) -> int:
+    for option in options:
+        name = re.sub(r"^(?:--signal=|-s=|--?)", "", option).upper()
+        if name.isdigit():
+            try:
+                return int(signal.Signals(int(name)))
+            except ValueError:
+                continue
+        name = name if name.startswith("SIG") else f"SIG{name}"
+        if name in signal.Signals.__members__:
+            return int(signal.Signals[name])
+    return int(signal.SIGTERM)
+
+
+def _search(pattern: str, text: str) -> re.Match[str] | None:
+    try:
+        return re.search(pattern, text)
+    except re.error:
+        return re.search(re.escape(pattern), text)
+
+
+def _unbalanced(script: str) -> bool:
+    try:
+        shlex.split(script, comments=True)
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,319 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a log's bytes say: fed piece by piece, in bounded memory, without I/O.
+
+One ``Scanner`` belongs to one run's bytes of one log. The collector feeds it what it read, and asks for a ``Log``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, Callable
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Log, Match, Progress
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import (
+    DEFAULT_FORBIDDEN,
+    ProgressSpec,
+    Spec,
+)
+
+# A longer line is handed on in pieces of this many bytes, so that a log without line ends costs no more memory than this.
+MAX_LINE = 64 * 1024
+# What is kept of a line for people to read, characters, and how many of the last lines.
+KEPT_CHARS = 400
+# What of a line is redacted in order to keep that much, characters.
+READ_CHARS = 4000
+KEPT_LINES = 20
+# Gaps between advances that are remembered for the job's own pace.
+KEPT_GAPS = 63
+
+TRACEBACK = "uncaught exception"
+_HEADER = re.compile(r"^(?P<prefix>.*?)(?:Exception Group )?Traceback \(most recent call last\):\s*$")
+# A SyntaxError in the main script has no header.
+_SYNTAX = re.compile(r'^(?P<prefix>(?:\[\w+\]: ?)?)  File "[^"]*", line \d+$')
+_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::(?: .*)?)?$")
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+def same(text: str) -> str:
+    """Return the text as it is: the redaction of a job without secrets."""
+    return text
+
+
+class LineSplitter:
+    r"""Cuts bytes into lines at \n and \r, whatever pieces they come in.
+
+    NUL bytes are left out before anything is counted: copytruncate leaves a hole of them as long as the old log.
+    """
+
+    def __init__(self, max_line: int = MAX_LINE) -> None:
+        self._max = max_line
+        self._pending = b""
+        # Bytes taken so far, NULs left out.
+        self.taken = 0
+
+    @property
+    def pending(self) -> tuple[int, bytes]:
+        """Offset and bytes of the line that has no end yet."""
+        return self.taken - len(self._pending), self._pending
+
+    def flush(self) -> Iterator[tuple[int, bytes, bool]]:
+        """Yield the line that has no end yet, and forget it: nobody will end it."""
+        offset, line = self.pending
+        self._pending = b""
+        if line:
+            yield offset, line, True
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes, bool]]:
+        """Yield (offset, line without its end, whole) for each non-empty line that the data completes.
+
+        ``whole`` is False for every piece but the first of a line longer than the bound.
+        """
+        if b"\0" in data:
+            data = data.replace(b"\0", b"")
+        offset = self.taken - len(self._pending)
+        self.taken += len(data)
+        lines = (self._pending + data).replace(b"\r", b"\n").split(b"\n")
+        self._pending = b""
+        last = len(lines) - 1
+        for index, line in enumerate(lines):
+            whole = True
+            while len(line) > self._max:
+                yield offset, line[: self._max], whole
+                offset, line, whole = offset + self._max, line[self._max :], False
+            if index == last:
+                self._pending = line
+            elif line:
+                yield offset, line, whole
+            offset += len(line) + 1
+
+
+class TracebackTracker:
+    """Finds the last line of a Python traceback, and counts the lines that came after it."""
+
+    def __init__(self) -> None:
+        self._prefix: str | None = None
+        self._candidate: tuple[str, int, float] | None = None
+        self._found: tuple[str, int, float] | None = None
+        self._after = 0
+
+    def line(self, text: str, offset: int, at: float) -> None:
+        """Take the next non-empty line."""
+        started = _HEADER.match(text) or (_SYNTAX.match(text) if self._prefix is None else None)
+        if started:
+            self._prefix, self._candidate = started["prefix"], (text, offset, at)
+            return
+        if self._prefix is None:
+            self._after += self._found is not None
+            return
+        body = text[len(self._prefix) :] if text.startswith(self._prefix) else text
+        if body[:1] in (" ", "\t", "|", "+", "^", "~"):
+            if re.match(r"[\s|+]+[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b", body):
+                self._candidate = (text, offset, at)
+            return
+        if body.startswith(_CHAINED):
+            return
+        self._found = (text, offset, at) if _EXCEPTION.match(body) else self._candidate
+        self._prefix, self._after = None, 0
+
+    def match(self, keep: Callable[[str], str] = same) -> Match | None:
+        """Return the exception's last line as a match, None when there was none."""
+        found, after = (self._found, self._after) if self._prefix is None else (self._candidate, 0)
+        if found is None:
+            return None
+        return Match(TRACEBACK, keep(found[0]), found[1], found[2], "traceback", after)
+
+
+class ProgressReader:
+    """Reads progress values out of lines and keeps their pace."""
+
+    def __init__(self, spec: ProgressSpec) -> None:
+        self._spec = spec
+        self._search = re.compile(spec.pattern).search if spec.pattern is not None else None
+        self._path = (spec.json_field or "").split(".")
+        self._gaps: deque[float] = deque(maxlen=KEPT_GAPS)
+        self._changes = 0
+        self._first: tuple[Any, float] | None = None
+        self._last: Any = None
+        self._changed_at = 0.0
+        self._offset = 0
+
+    def line(self, text: str, offset: int, at: float) -> None:
+        """Take the next line."""
+        value = self._value(text)
+        if value is None:
+            return
+        if self._first is None:
+            self._first = (value, at)
+        elif value != self._last:
+            self._gaps.append(at - self._changed_at)
+            self._changes += 1
+        else:
+            return
+        self._last, self._changed_at, self._offset = value, at, offset
+
+    def progress(self) -> Progress | None:
+        """Return what was seen, None before the first value."""
+        if self._first is None:
+            return None
+        return Progress(
+            first=self._first[0],
+            last=self._last,
+            changes=self._changes,
+            first_at=self._first[1],
+            changed_at=self._changed_at,
+            offset=self._offset,
+            median_gap=median(self._gaps) if len(self._gaps) >= 3 else None,
+        )
+
+    def _value(self, text: str) -> float | str | None:
+        if self._search is not None:
+            match = self._search(text)
+            raw = match[self._spec.group] if match else None
+        else:
+            raw = self._field(text)
+        if raw is None or isinstance(raw, (bool, dict, list)):
+            return None
+        try:
+            return float(raw)
+        except (ValueError, OverflowError):
+            return raw
+
+    def _field(self, text: str) -> Any:
+        start = text.find("{")
+        if start < 0:
+            return None
+        try:
+            value = json.loads(text[start:])
+        except (ValueError, RecursionError):
+            return None
+        for name in self._path:
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+
+class Scanner:
+    """All that a spec asks of a log, over one run's bytes."""
+
+    def __init__(self, spec: Spec, redact: Callable[[str], str] = same) -> None:
+        """``redact`` is applied to every line that is kept; patterns see the line as it was written."""
+        self._redact = redact
+        self._splitter = LineSplitter()
+        self._required = {pattern: re.compile(pattern).search for pattern in spec.log.required}
+        self._found: dict[str, Match | None] = dict.fromkeys(spec.log.required)
+        self._done = re.compile(spec.done.pattern) if spec.done else None
+        self._done_match: Match | None = None
+        forbidden = [(pattern, "declared") for pattern in spec.log.forbidden]
+        if spec.log.default_forbidden:
+            forbidden += [(pattern, "default") for pattern in DEFAULT_FORBIDDEN if pattern not in spec.log.forbidden]
+        self._forbidden = [(pattern, re.compile(pattern).search, kind) for pattern, kind in forbidden]
+        # Pattern → its last match and the number of that line.
+        self._hits: dict[str, tuple[Match, int]] = {}
+        self._traceback = TracebackTracker() if spec.log.default_forbidden else None
+        self._progress = ProgressReader(spec.progress) if spec.progress else None
+        self._tail: deque[str] = deque(maxlen=KEPT_LINES)
+        self._lines = 0
+        self._written_at: float | None = None
+
+    def feed(self, data: bytes, at: float) -> None:
+        """Take the next bytes of this run, read at CLOCK_BOOTTIME ``at``."""
+        before = self._splitter.taken
+        self._lines_at(self._splitter.feed(data), at)
+        if self._splitter.taken > before:
+            self._written_at = at
+
+    def settle(self, at: float, ended: bool = False) -> None:
+        """Look at the last line although it has no end: the writer pauses, or has ended.
+
+        Progress is read from it only when the writer has ended: ``step=1`` may be about to become ``step=12``.
+        """
+        if ended:
+            self._lines_at(self._splitter.flush(), at)
+            return
+        offset, line = self._splitter.pending
+        if line:
+            self._scan(_text(line), offset, at)
+
+    def log(self, path: str, **identity: Any) -> Log:
+        """Return the facts; ``identity`` are the fields of Log that only the collector knows (exists, size, old_match …)."""
+        forbidden = [Match(**{**vars(match), "lines_after": self._lines - number}) for match, number in self._hits.values()]
+        traceback = self._traceback.match(self._keep) if self._traceback else None
+        if traceback:
+            forbidden.append(traceback)
+        tail = [self._keep(text) for text in self._tail]
+        pending = self._splitter.pending[1]
+        if pending:
+            tail = (tail + [self._keep(_text(pending))])[-KEPT_LINES:]
+        return Log(
+            path=path,
+            new_bytes=self._splitter.taken,
+            written_at=self._written_at,
+            required=dict(self._found),
+            forbidden=tuple(sorted(forbidden, key=lambda match: match.offset)),
+            done=self._done_match,
+            progress=self._progress.progress() if self._progress else None,
+            tail=tuple(tail),
+            **identity,
+        )
+
+    def _lines_at(self, lines: Iterator[tuple[int, bytes, bool]], at: float) -> None:
+        for offset, line, whole in lines:
+            text = _text(line)
+            self._scan(text, offset, at)
+            if self._progress:
+                self._progress.line(text, offset, at)
+            if whole:
+                self._lines += 1
+                self._tail.append(text[:READ_CHARS])
+                if self._traceback:
+                    self._traceback.line(text, offset, at)
+
+    def _keep(self, text: str) -> str:
+        # Redacted before it is cut to what is kept: half a secret is one too.
+        return self._redact(text[:READ_CHARS])[:KEPT_CHARS]
+
+    def _scan(self, text: str, offset: int, at: float) -> None:
+        for pattern, search in self._required.items():
+            if self._found[pattern] is None and search(text):
+                self._found[pattern] = self._match(pattern, text, offset, at)
+        if self._done and self._done_match is None and self._done.search(text):
+            self._done_match = self._match(self._done.pattern, text, offset, at)
+        for pattern, search, kind in self._forbidden:
+            if search(text):
+                self._hits[pattern] = (self._match(pattern, text, offset, at, kind), self._lines + 1)
+
+    def _match(self, pattern: str, text: str, offset: int, at: float, kind: str = "declared") -> Match:
+        return Match(pattern, self._keep(text), offset, at, kind)
+
+
+def find_old(spec: Spec, data: bytes, at: float, redact: Callable[[str], str] = same) -> Match | None:
+    """Return the line of older content that a check without a baseline would have believed, None when there is none.
+
+    ``data`` is the end of what the log held before this run.
+    """
+    patterns = [*spec.log.required]
+    if spec.progress and spec.progress.pattern:
+        patterns.append(spec.progress.pattern)
+    if spec.done:
+        patterns.append(spec.done.pattern)
+    reader = ProgressReader(spec.progress) if spec.progress and spec.progress.json_field else None
+    for offset, line, _ in LineSplitter().feed(data + b"\n"):
+        text = _text(line)
+        for pattern in patterns:
+            if re.search(pattern, text):
+                return Match(pattern, redact(text[:READ_CHARS])[:KEPT_CHARS], offset, at)
+        if reader:
+            reader.line(text, offset, at)
+            if reader.progress():
+                return Match(spec.progress.json_field, redact(text[:READ_CHARS])[:KEPT_CHARS], offset, at)
+    return None
+
+
+def _text(line: bytes) -> str:
+    # Undecodable bytes stay readable, and the text stays encodable.
+    return line.decode("utf-8", "backslashreplace")
