@@ -1,0 +1,359 @@
+#!/usr/bin/python
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: pve_container
+short_description: A Proxmox LXC container as it is declared
+version_added: 0.1.0
+author: dflash.launchproof contributors (@dflash)
+description:
+  - Creates, changes, starts, stops and removes one LXC container through the Proxmox API, and changes nothing where
+    nothing is to be changed.
+  - Property strings are compared field by field, so a field that is no longer declared is a change. MAC addresses,
+    volume names and the numbers of interfaces, devices and mount points are kept.
+  - A change of a running container that Proxmox leaves pending is applied by one restart, or reported as a failure,
+    see O(restart). Disks grow and never shrink.
+  - A container without the tag V(launchproof) is never touched.
+  - Keys that only C(root@pam) may set are known beforehand. Without a way for them, see O(root_via), the module
+    fails before it changes anything.
+extends_documentation_fragment:
+  - dflash.launchproof.pve
+  - dflash.launchproof.pve.container
+attributes:
+  check_mode:
+    support: full
+    description: Predicts the change, the restart included.
+  diff_mode:
+    support: full
+    description: Shows state and managed keys before and after.
+options:
+  state:
+    description:
+      - V(present) makes the container what is declared and leaves it running or not; V(started) and V(stopped) see
+        to that too. All three create it if it is not there.
+      - V(absent) removes it with its disks.
+    type: str
+    choices: [present, started, stopped, absent]
+    default: started
+  restart:
+    description:
+      - V(when_needed) restarts a running container once when a change would otherwise stay pending.
+      - V(never) stores the change and fails, naming what is pending.
+    type: str
+    choices: [when_needed, never]
+    default: when_needed
+  force:
+    description: Lets O(state=absent) stop a running container first.
+    type: bool
+    default: false
+  shutdown_timeout:
+    description: Seconds a clean shutdown may take.
+    type: int
+    default: 60
+notes:
+  - O(container.template), O(container.ssh_public_keys) and O(container.password) matter at creation alone. Proxmox
+    does not tell what they were, so a later change of them is not seen.
+  - A run that was interrupted while Proxmox creates the container is taken up by the next one.
+seealso:
+  - module: dflash.launchproof.pve_preflight
+  - plugin: dflash.launchproof.pct
+    plugin_type: connection
+  - name: pct(1)
+    description: The keys of a container's configuration.
+    link: https://pve.proxmox.com/pve-docs/pct.1.html
+"""
+
+EXAMPLES = r"""
+- name: Have a container with one GPU, running
+  dflash.launchproof.pve_container:
+    api_host: pve1.example.com
+    api_user: deploy@pve
+    api_token_id: launchproof
+    api_token_secret: "{{ vault_pve_token }}"
+    api_ca_path: files/pve-root-ca.pem
+    node: pve1
+    root_via: ssh
+    container:
+      vmid: 901
+      hostname: trainer
+      template: local:vztmpl/debian-12-standard_12.7-1_amd64.tar.zst
+      storage: local-lvm
+      disk_gib: 32
+      cores: 8
+      memory: 32768
+      features: {nesting: true}
+      networks:
+        - {name: eth0, bridge: vmbr0, ip: 192.0.2.11/24, gw: 192.0.2.1}
+      devices:
+        - {path: /dev/nvidia0, mode: "0666"}
+        - {path: /dev/nvidiactl, mode: "0666"}
+        - {path: /dev/nvidia-uvm, mode: "0666"}
+    state: started
+  delegate_to: localhost
+
+- name: Remove it, running or not
+  dflash.launchproof.pve_container:
+    api_host: pve1.example.com
+    api_user: deploy@pve
+    api_token_id: launchproof
+    api_token_secret: "{{ vault_pve_token }}"
+    node: pve1
+    container: {vmid: 901}
+    state: absent
+    force: true
+  delegate_to: localhost
+"""
+
+RETURN = r"""
+vmid:
+  description: Number of the container.
+  returned: always
+  type: int
+node:
+  description: Its node.
+  returned: always
+  type: str
+status:
+  description: V(running), V(stopped) or V(absent), after the change or as predicted.
+  returned: success
+  type: str
+addresses:
+  description: Its global addresses by interface; empty unless it runs.
+  returned: success
+  type: dict
+  sample: {eth0: [192.0.2.11]}
+steps:
+  description: What was done, or would be in check mode, in order.
+  returned: always
+  type: list
+  elements: str
+  sample: ["create: hostname, ostemplate, rootfs, tags, vmid", start]
+upids:
+  description: The Proxmox tasks that were followed.
+  returned: always
+  type: list
+  elements: str
+task_warnings:
+  description: What tasks that succeeded warned of.
+  returned: always
+  type: list
+  elements: str
+pending:
+  description: Configuration keys that wait for the container's next start, declared or not.
+  returned: success
+  type: list
+  elements: str
+predicted:
+  description: Whether this is a prediction made without the API, see O(unavailable_ok).
+  returned: success
+  type: bool
+problems:
+  description: What has to be put right first, as M(dflash.launchproof.pve_preflight) returns it.
+  returned: failed
+  type: list
+  elements: dict
+api_calls:
+  description: The calls that were made.
+  returned: always
+  type: list
+  elements: str
+"""
+
+from dataclasses import replace
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import api as pve_api
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import options, plan
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.config import ConfigError
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.lifecycle import Lifecycle
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.preflight import is_unprivileged, root_problems
+
+
+class Run:
+    """One run of the module; every failure leaves through ``fail`` with what had been done until then."""
+
+    def __init__(self, module: AnsibleModule):
+        self.module, self.params = module, module.params
+        self.container, self.state = module.params["container"], module.params["state"]
+        self.life: Lifecycle | None = None
+        self.steps: list[str] = []
+
+    def result(self, **more) -> dict:
+        life = self.life
+        return {
+            "vmid": self.container["vmid"],
+            "node": self.params["node"],
+            "steps": life.done if life and not self.module.check_mode else self.steps,
+            "upids": life.upids if life else [],
+            "task_warnings": life.api.warnings if life else [],
+            "api_calls": [call for way in (life.api, life.root) if way for call in way.calls] if life else [],
+            **more,
+        }
+
+    def fail(self, problems: list[plan.Problem]) -> None:
+        if problems:
+            changed = bool(self.life and self.life.done)
+            options.fail(self.module, problems, **self.result(changed=changed))
+
+    def main(self) -> None:
+        self.fail(plan.validate(self.container))
+        api = pve_api.connect(self.params)
+        root = pve_api.connect_root(self.params)
+        self.life = Lifecycle(api, root, self.params["node"], self.container["vmid"], self.params["shutdown_timeout"])
+        before = self.life.peek() if self.module.check_mode else self.life.read()
+        self.fail(plan.ownership(self.container, before))
+        if self.state == "absent":
+            self._remove(before)
+        else:
+            self._ensure(before)
+
+    def _remove(self, before) -> None:
+        if before is None:
+            self._exit(before, None, set())
+        if before.running and not self.params["force"]:
+            self.fail(
+                [
+                    plan.Problem(
+                        "container.vmid",
+                        self.container["vmid"],
+                        "this container is running",
+                        "Stop it first, or say force: true.",
+                    )
+                ]
+            )
+        if before.config.get("protection") == "1":
+            self.fail(
+                [
+                    plan.Problem(
+                        "container.vmid",
+                        self.container["vmid"],
+                        "this container is protected",
+                        "Take its protection away first (state: present, protection: false).",
+                    )
+                ]
+            )
+        self._apply([plan.Step("stop")] if before.running else [])
+        self._apply([plan.Step("destroy")])
+        self._exit(before, None, set())
+
+    def _ensure(self, before) -> None:
+        want, problems = plan.wanted(self.container, before)
+        if before is None:
+            problems += plan.creation_problems(self.container)
+            taken = None if problems else self.life.elsewhere()
+            problems += [taken] if taken else []
+        delta = plan.changes(want, before)
+        guarded = plan.root_only(delta, before, is_unprivileged(self.container, before))
+        self.fail(problems + root_problems(guarded, self.params))
+        api_is_root = pve_api.identity(self.params) == "root@pam"
+        self._apply(plan.steps(self.container, before, delta, guarded, api_is_root))
+        after = self._after(before, delta)
+        power, waiting = plan.power(self.state, after, set(want), self.params["restart"])
+        if waiting and not self.module.check_mode:
+            self.fail(
+                [
+                    plan.Problem(
+                        "container_restart",
+                        self.params["restart"],
+                        f"{', '.join(waiting)} of container {self.container['vmid']} stays pending until it is "
+                        "restarted",
+                        "Say when_needed, or restart the container yourself.",
+                    )
+                ]
+            )
+        self._apply(power)
+        if self.module.check_mode:
+            pending = {} if power else after.pending
+            live = after.config if power else after.live
+            runs = self.state == "started" or (after.running and self.state != "stopped")
+            after = replace(after, live=live, pending=pending, running=runs)
+        elif power:
+            after = self.life.peek()
+        self._exit(before, after, set(want))
+
+    def _apply(self, steps: list[plan.Step]) -> None:
+        for step in steps:
+            self.steps.append(step.describe())
+            if not self.module.check_mode:
+                self.life.apply(step)
+
+    def _after(self, before, delta):
+        """The container after the configuration steps: read back, and held against what was asked for."""
+        if self.module.check_mode:
+            return plan.predict(before, delta)
+        if not self.steps:
+            return before
+        after = self.life.peek()
+        want, _problems = plan.wanted(self.container, after)
+        left = sorted(plan.changes(want, after)) if after else ["everything"]
+        if left:
+            raise pve_api.ApiError(
+                "refused",
+                f"the API accepted {'; '.join(self.steps)}, but {', '.join(left)} of container "
+                f"{self.container['vmid']} did not change",
+            )
+        return after
+
+    def _exit(self, before, after, keys: set[str]) -> None:
+        addresses = {}
+        if after is not None and after.running and not self.module.check_mode:
+            addresses = self.life.addresses()
+        self.module.exit_json(
+            **self.result(
+                changed=bool(self.steps),
+                status=plan.view(after, set())["state"],
+                addresses=addresses,
+                predicted=False,
+                pending=sorted(after.pending) if after else [],
+                diff={"before": plan.view(before, keys), "after": plan.view(after, keys)},
+            )
+        )
+
+    def predict_without_api(self, error: pve_api.ApiError) -> None:
+        """Check mode before the node itself is up: all of it would be done."""
+        after = {"state": {"present": "stopped", "started": "running"}.get(self.state, self.state)}
+        self.module.exit_json(
+            **self.result(
+                changed=self.state != "absent",
+                predicted=True,
+                status=after["state"],
+                addresses={},
+                pending=[],
+                steps=[] if self.state == "absent" else ["create", *(["start"] if self.state == "started" else [])],
+                diff={"before": {"state": "absent"}, "after": after},
+                msg=f"Predicted without the node, which is not up yet ({error}): "
+                "rights, storages, template and devices were not looked at.",
+            )
+        )
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            **options.connection(),
+            **options.container(),
+            "state": {"type": "str", "choices": ["present", "started", "stopped", "absent"], "default": "started"},
+            "restart": {"type": "str", "choices": ["when_needed", "never"], "default": "when_needed"},
+            "force": {"type": "bool", "default": False},
+            "shutdown_timeout": {"type": "int", "default": 60},
+        },
+        supports_check_mode=True,
+        **options.CONSTRAINTS,
+    )
+    options.require_libraries(module)
+    run = Run(module)
+    try:
+        run.main()
+    except pve_api.ApiError as error:
+        if options.may_be_unavailable(module, error):
+            run.predict_without_api(error)
+        run.fail([options.api_problem(error, module.params)])
+    except ConfigError as error:
+        run.fail([plan.Problem("container", module.params["container"]["vmid"], str(error), "Correct that value.")])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+name: pct
+short_description: Run tasks in a Proxmox LXC container through its node
+version_added: 0.1.0
+author: dflash.launchproof contributors (@dflash)
+description:
+  - Runs tasks in an LXC container from the node it lives on, which is reached over ssh or is this machine. The
+    container needs no ssh server, no address and no Python for it.
+  - One remote execution a task. What C(pct exec) checks for half a second before each command is one look at the
+    container's state in the same execution.
+  - Tells apart whether the node cannot be reached, the container is missing, stopped or frozen, the connection was
+    cut, or the command failed or was killed. All but the last two make the host unreachable.
+extends_documentation_fragment:
+  - ansible.builtin.connection_pipelining
+  - dflash.launchproof.ssh_options
+options:
+  vmid:
+    description: Number of the container.
+    type: int
+    required: true
+    vars:
+      - name: ansible_pct_vmid
+  host:
+    description: Name or address of the Proxmox node. Not used with O(pct_transport=local).
+  remote_user:
+    description:
+      - User on the node, which must be root there. Inside, every task starts as root; C(become) leads to others.
+  pct_transport:
+    description: How the node is reached.
+    type: str
+    default: ssh
+    choices:
+      ssh: Over ssh, as C(ansible.builtin.ssh) would.
+      local: Not at all, this machine is the node.
+    vars:
+      - name: ansible_pct_transport
+  method:
+    description: What runs a command inside.
+    type: str
+    default: lxc-attach
+    choices:
+      lxc-attach: C(lxc-attach), the program that C(pct exec) itself ends up in.
+      pct: C(pct exec), half a second slower each time.
+    vars:
+      - name: ansible_pct_method
+  lxc_path:
+    description: Folder in which LXC keeps its containers on the node; LXC's own default if not given.
+    type: str
+    vars:
+      - name: ansible_pct_lxc_path
+  pipelining:
+    default: true
+  reconnection_retries:
+    description:
+      - How often a connection that failed is tried again.
+      - A command that had begun in the container is never repeated.
+    default: 3
+notes:
+  - Files travel through the same execution as a stream, are checked by length, and replace their target in one rename.
+  - A command is one argument on its way and thus limited to 128 KiB. Pipelined modules travel on standard input and
+    are not.
+  - The environment of the node does not reach the container. There it is PATH, HOME of root, LANG C.UTF-8.
+"""
+
+import secrets
+import shlex
+import stat
+import subprocess
+import time
+from pathlib import Path
+
+from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
+from ansible.module_utils.common.text.converters import to_bytes, to_text
+from ansible.plugins.connection.ssh import AnsibleControlPersistBrokenPipeError
+from ansible.plugins.connection.ssh import Connection as SshConnection
+from ansible.utils.display import Display
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import attach
+
+display = Display()
+
+
+class Connection(SshConnection):
+    """Commands in a container, wrapped for its node and carried by the parent's ssh machinery."""
+
+    transport = "dflash.launchproof.pct"
+    has_pipelining = True
+
+    def exec_command(self, cmd, in_data=None, sudoable=True):
+        """Run ``cmd`` in the container: (exit code, stdout, stderr), as every connection plugin does."""
+        become_asks = bool(sudoable and self.become and self.become.expect_prompt())
+        outcome = self._attach(
+            cmd,
+            stdin=bool(in_data) or become_asks,
+            run=lambda command: self._bare_run(command, in_data, sudoable=sudoable, checkrc=False),
+        )
+        killed = attach.killed_by(outcome.rc)
+        note = f"{self._name()}: {killed}\n" if killed else ""
+        return outcome.rc, outcome.stdout, outcome.stderr + to_bytes(note)
+
+    def put_file(self, in_path, out_path):
+        """Copy a file of any size into the container; the target is replaced in one rename, once it is complete."""
+        source = Path(to_text(in_path))
+        if not source.exists():
+            raise AnsibleFileNotFound(f"file or module does not exist: {in_path}")
+        size, mode = source.stat().st_size, stat.S_IMODE(source.stat().st_mode)
+        display.vvv(f"PUT {in_path} TO {out_path}", host=self._name())
+
+        def run(command):
+            with source.open("rb") as stream:
+                return self._stream(command, stdin=stream)
+
+        outcome = self._attach(attach.receive(to_text(out_path), size, mode), stdin=True, run=run)
+        if outcome.rc != 0:
+            raise AnsibleError(f"{self._name()}: {in_path} was not copied to {out_path}: {outcome.words()}")
+
+    def fetch_file(self, in_path, out_path):
+        """Copy a file of any size out of the container; the local target is replaced once it is complete."""
+        target = Path(to_text(out_path))
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+        display.vvv(f"FETCH {in_path} TO {out_path}", host=self._name())
+
+        def run(command):
+            with partial.open("wb") as stream:
+                return self._stream(command, stdout=stream)
+
+        try:
+            outcome = self._attach(attach.send(to_text(in_path)), stdin=False, run=run)
+            if outcome.rc == attach.NO_SUCH_FILE:
+                raise AnsibleFileNotFound(f"{self._name()}: {in_path} is not a file in the container")
+            if outcome.rc != 0:
+                raise AnsibleError(f"{self._name()}: {in_path} was not fetched: {outcome.words()}")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def reset(self):
+        """Drop the shared ssh connection to the node, if there is one."""
+        if self.get_option("pct_transport") == "ssh":
+            super().reset()
+
+    def _name(self) -> str:
+        return f"container {self.get_option('vmid')} on {self._node()}"
+
+    def _node(self) -> str:
+        local = self.get_option("pct_transport") == "local"
+        return "this machine" if local else (self.get_option("host") or self._play_context.remote_addr)
+
+    def _attach(self, cmd: str, stdin: bool, run) -> attach.Outcome:
+        """Run ``cmd`` inside through ``run``, which executes one command line and returns (rc, stdout, stderr).
+
+        Only what never began is tried again. Raises AnsibleConnectionFailure where the container could not be used,
+        or where the connection was cut while the command ran.
+        """
+        attempts = int(self.get_option("reconnection_retries")) + 1
+        for attempt in range(1, attempts + 1):
+            nonce = secrets.token_hex(8)
+            script = attach.node_script(
+                self.get_option("vmid"),
+                to_text(cmd),
+                nonce,
+                stdin=stdin,
+                method=self.get_option("method"),
+                lxc_path=self.get_option("lxc_path"),
+            )
+            try:
+                outcome = attach.read(nonce, *run(self._command_line(script)))
+            except AnsibleControlPersistBrokenPipeError as error:
+                # The shared connection had gone before anything was sent.
+                outcome = attach.Outcome(255, b"", to_bytes(str(error)), "node_unreachable")
+            if outcome.failure is None:
+                return outcome
+            if not outcome.passing or attempt == attempts:
+                raise AnsibleConnectionFailure(f"{self._name()}: {outcome.words()}")
+            pause = min(2 ** (attempt - 1), 10) * (0.5 + secrets.randbelow(1000) / 1000)
+            display.vv(f"attempt {attempt} of {attempts}: {outcome.words()}; again in {pause:.1f} s", host=self._name())
+            # Spread out: a node that refused forty connections at once would refuse forty a second later too.
+            time.sleep(pause)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _command_line(self, script: str) -> list[bytes]:
+        if len(to_bytes(script)) >= attach.ARGUMENT_LIMIT:
+            raise AnsibleError(
+                f"{self._name()}: the command takes {len(to_bytes(script))} bytes, and one argument is limited to "
+                f"{attach.ARGUMENT_LIMIT}: send it as a file (module script) instead"
+            )
+        executable = self.get_option("ssh_executable")
+        if self.get_option("pct_transport") == "local":
+            # The parent looks for become's prompts only in a command line that names its ssh executable: here as $0.
+            return [b"/bin/sh", b"-c", to_bytes(script), to_bytes(executable)]
+        self.host = self._node()
+        return self._build_command(executable, "ssh", self.host, f"/bin/sh -c {shlex.quote(script)}")
+
+    def _stream(self, command: list[bytes], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE):
+        """Run a command line with a file as one of its streams: nothing of it passes through this process's memory.
+
+        With a password instead of a key for the node this relies on the shared connection that the first command of a
+        task has opened.
+        """
+        done = subprocess.run(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False)
+        return done.returncode, done.stdout or b"", done.stderr

@@ -1,0 +1,498 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""From a declared container and the one that is there to the steps between them. Pure.
+
+The declaration is the ``container`` option of module pve_container, already validated by its argument spec. An option
+that is None is not managed: what is there stays. A list or a ``features`` dictionary that is given is managed whole:
+what it does not name is removed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field, replace
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, rights
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.config import Container
+
+#: The tag that marks a container as one this project may change.
+MARK = "launchproof"
+
+#: Declaration options that are a configuration key of the same name and hold one plain value.
+SCALARS = (
+    "hostname",
+    "description",
+    "cores",
+    "cpulimit",
+    "cpuunits",
+    "memory",
+    "swap",
+    "onboot",
+    "startup",
+    "protection",
+    "nameserver",
+    "searchdomain",
+    "timezone",
+    "hookscript",
+)
+
+#: What a running container takes without a restart (PVE::LXC::Config, vmconfig_hotplug_pending). A prediction for
+#: check mode alone: after a real change the node is asked what is pending.
+_HOTPLUG = {
+    "description",
+    "onboot",
+    "startup",
+    "protection",
+    "hostname",
+    "hookscript",
+    "cores",
+    "tags",
+    "cpulimit",
+    "cpuunits",
+    "memory",
+    "swap",
+}
+
+_GIB = 1024**3
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOSTNAME = re.compile(rf"(?=.{{1,255}}$){_LABEL}(\.{_LABEL})*")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that must be put right first: the variable, its value, what is wrong and what to do."""
+
+    variable: str
+    value: object
+    problem: str
+    fix: str
+
+    def sentence(self) -> str:
+        return f"{self.variable} is {self.value!r}: {self.problem}. {self.fix}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call that changes something.
+
+    ``action`` is create, resize, config, start, shutdown, stop, reboot or destroy; ``root`` sends it as root@pam.
+    """
+
+    action: str
+    params: dict = field(default_factory=dict)
+    root: bool = False
+
+    def describe(self) -> str:
+        keys = sorted(key for key in self.params if key not in ("digest", "password", "ssh-public-keys"))
+        removed = f", without {self.params['delete']}" if self.params.get("delete") else ""
+        shown = ", ".join(key for key in keys if key != "delete")
+        return f"{self.action}{' as root@pam' if self.root else ''}" + (f": {shown}{removed}" if keys else "")
+
+
+def validate(container: dict) -> list[Problem]:
+    """What is wrong with a declaration by itself, before any node is asked. Variables are named ``container.…``."""
+    problems: list[Problem] = []
+
+    def wrong(variable: str, value: object, problem: str, fix: str) -> None:
+        problems.append(Problem(f"container.{variable}", value, problem, fix))
+
+    if not 100 <= container["vmid"] <= 999_999_999:
+        wrong("vmid", container["vmid"], "not a container id", "Choose one from 100 to 999999999.")
+    if container.get("hostname") is not None and not _HOSTNAME.fullmatch(container["hostname"]):
+        wrong("hostname", container["hostname"], "not a DNS name", "Use letters, digits and hyphens.")
+    for tag in container.get("tags") or []:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_+.-]*", tag):
+            wrong("tags", tag, "not a Proxmox tag", "Use letters, digits, '_', '-', '+' and '.'.")
+    for option, least in (("disk_gib", 1), ("memory", 16), ("cores", 1)):
+        value = container.get(option)
+        if value is not None and value < least:
+            wrong(option, value, f"less than {least}", f"Give at least {least}.")
+    if container.get("template") is not None and not re.fullmatch(r"[^:/\s]+:vztmpl/[^/\s]+", container["template"]):
+        wrong(
+            "template",
+            container["template"],
+            "not the volume of a container template",
+            "Write STORAGE:vztmpl/FILE, as `pveam list STORAGE` shows it.",
+        )
+    problems += _validate_networks(container.get("networks") or [])
+    problems += _validate_devices(container.get("devices") or [])
+    problems += _validate_mounts(container.get("mounts") or [])
+    return problems
+
+
+def _validate_networks(networks: list[dict]) -> list[Problem]:
+    problems = _duplicates("networks", "name", networks)
+    for network in networks:
+        where = f"container.networks[{network['name']}]"
+        for option, words, version in (("ip", ("dhcp", "manual"), 4), ("ip6", ("dhcp", "auto", "manual"), 6)):
+            address = network.get(option)
+            if address is None or address in words:
+                continue
+            try:
+                interface = ipaddress.ip_interface(address)
+                if interface.version != version or "/" not in address:
+                    raise ValueError
+            except ValueError:
+                problems.append(
+                    Problem(
+                        f"{where}.{option}",
+                        address,
+                        f"not an IPv{version} address with its prefix",
+                        f"Write ADDRESS/PREFIX or one of {', '.join(words)}.",
+                    )
+                )
+                continue
+            gateway = network.get("gw" if version == 4 else "gw6")
+            if gateway is not None and not _inside(gateway, interface):
+                problems.append(
+                    Problem(
+                        f"{where}.gw",
+                        gateway,
+                        f"not an address in {interface.network}",
+                        "Give the gateway of that network.",
+                    )
+                )
+    return problems
+
+
+def _inside(address: str, interface) -> bool:
+    try:
+        return ipaddress.ip_address(address) in interface.network or ipaddress.ip_address(address).is_link_local
+    except ValueError:
+        return False
+
+
+def _validate_devices(devices: list[dict]) -> list[Problem]:
+    problems = _duplicates("devices", "path", devices)
+    for device in devices:
+        where = f"container.devices[{device['path']}]"
+        if not device["path"].startswith("/dev/") or "," in device["path"]:
+            problems.append(Problem(f"{where}.path", device["path"], "not a device node", "Give a path below /dev."))
+        mode = device.get("mode")
+        if mode is not None and not re.fullmatch(r"0[0-7]{3}", mode):
+            problems.append(
+                Problem(
+                    f"{where}.mode",
+                    mode,
+                    "not an octal mode such as 0660",
+                    'Quote it, as in mode: "0666": without quotes YAML reads a number.',
+                )
+            )
+    return problems
+
+
+def _validate_mounts(mounts: list[dict]) -> list[Problem]:
+    problems = _duplicates("mounts", "target", mounts)
+    for mount in mounts:
+        where = f"container.mounts[{mount['target']}]"
+        if not mount["target"].startswith("/") or "," in mount["target"]:
+            problems.append(
+                Problem(
+                    f"{where}.target", mount["target"], "not an absolute path", "Give the path inside the container."
+                )
+            )
+        source, storage = mount.get("source"), mount.get("storage")
+        if (source is None) == (storage is None):
+            problems.append(
+                Problem(
+                    where,
+                    {"source": source, "storage": storage},
+                    "neither or both are given",
+                    "Give source (a path on the node) or storage with size_gib (a new volume).",
+                )
+            )
+        elif source is not None and (not source.startswith("/") or "," in source or "=" in source):
+            problems.append(
+                Problem(
+                    f"{where}.source",
+                    source,
+                    "not a path Proxmox can mount",
+                    "Give an absolute path on the node without commas and equals signs.",
+                )
+            )
+        elif storage is not None and not mount.get("size_gib"):
+            problems.append(
+                Problem(
+                    f"{where}.size_gib", mount.get("size_gib"), "a new volume needs a size", "Give its size in GiB."
+                )
+            )
+    return problems
+
+
+def _duplicates(option: str, identity: str, entries: list[dict]) -> list[Problem]:
+    seen: set[str] = set()
+    problems = []
+    for entry in entries:
+        if entry[identity] in seen:
+            problems.append(
+                Problem(
+                    f"container.{option}", entry[identity], f"this {identity} is declared twice", "Keep one of them."
+                )
+            )
+        seen.add(entry[identity])
+    return problems
+
+
+def ownership(container: dict, before: Container | None) -> list[Problem]:
+    """A container that is there but does not carry the mark is somebody else's: it is never changed."""
+    if before is None or MARK in before.tags:
+        return []
+    name = before.config.get("hostname", "without a name")
+    return [
+        Problem(
+            "container.vmid",
+            container["vmid"],
+            f"taken by container {name!r}, which does not carry the tag {MARK!r} and is left alone",
+            f"Choose a free vmid, or add the tag {MARK} to that container if this project may manage it.",
+        )
+    ]
+
+
+def wanted(container: dict, before: Container | None) -> tuple[dict[str, str | None], list[Problem]]:
+    """The configuration the declaration asks for, key by key (None: removed), and what stands in its way.
+
+    Only managed keys are in it. Values take over from ``before`` what a declaration leaves open: indexes of networks,
+    devices and mounts, MAC addresses, volume names.
+    """
+    current = before.config if before else {}
+    result: dict[str, str | None] = {}
+    problems: list[Problem] = []
+    for option in SCALARS:
+        if container.get(option) is not None:
+            result[option] = config._wire(container[option])
+    declared_tags = container.get("tags")
+    if declared_tags is not None or before is None:
+        result["tags"] = ";".join(config.tags(";".join([*(declared_tags or []), MARK])))
+    if container.get("features") is not None:
+        result["features"] = _features(container["features"]) or None
+    _rootfs(container, current, result, problems)
+    _entries(result, current, "net", "name", container.get("networks"), "name", _network)
+    _entries(result, current, "dev", "path", container.get("devices"), "path", _device)
+    _entries(result, current, "mp", "mp", container.get("mounts"), "target", _mount, problems)
+    unprivileged = container.get("unprivileged")
+    if before is None:
+        result["unprivileged"] = config._wire(True if unprivileged is None else unprivileged)
+    elif unprivileged is not None and config._wire(unprivileged) != current.get("unprivileged", "0"):
+        problems.append(
+            Problem(
+                "container.unprivileged",
+                unprivileged,
+                "this is settled when a container is created",
+                "Keep it, or destroy the container and deploy it anew.",
+            )
+        )
+    return result, problems
+
+
+def _features(features: dict) -> str:
+    props = {name: "1" for name, value in features.items() if value is True}
+    if features.get("mount"):
+        props["mount"] = ";".join(sorted(features["mount"]))
+    return config.render("features", props)
+
+
+def _rootfs(container: dict, current: dict, result: dict, problems: list[Problem]) -> None:
+    if "rootfs" not in current:
+        if container.get("storage") and container.get("disk_gib"):
+            result["rootfs"] = f"{container['storage']}:{container['disk_gib']}"
+        return
+    props = config.parse("rootfs", current["rootfs"])
+    storage = props["volume"].partition(":")[0]
+    if container.get("storage") not in (None, storage):
+        problems.append(
+            Problem(
+                "container.storage",
+                container["storage"],
+                f"the root disk is on {storage!r}",
+                "Keep that storage, or move the volume with `pct move-volume` first.",
+            )
+        )
+    if container.get("disk_gib") is not None:
+        result["rootfs"] = _grown("rootfs", props, container["disk_gib"], "container.disk_gib", problems)
+
+
+def _grown(key: str, props: dict, gib: int, variable: str, problems: list[Problem]) -> str:
+    """The volume with at least ``gib`` GiB; a volume that would shrink is a problem, Proxmox never shrinks one."""
+    size = config.size_bytes(props.get("size", "0"))
+    if size > gib * _GIB:
+        problems.append(
+            Problem(
+                variable, gib, f"the volume has {props['size']} and cannot shrink", f"Give at least {-(-size // _GIB)}."
+            )
+        )
+    return config.render(key, {**props, "size": f"{gib}G"} if size < gib * _GIB else props)
+
+
+def _entries(result, current, prefix, identity, declared, option, build, problems=None) -> None:
+    """Numbered keys (net0, dev1, …): each declared entry keeps the number of the live one with the same identity."""
+    if declared is None:
+        return
+    live = {key: config.parse(key, value) for key, value in current.items() if config.kind(key) == prefix}
+    by_identity = {props.get(identity): key for key, props in live.items()}
+    free = (f"{prefix}{number}" for number in range(256) if f"{prefix}{number}" not in live)
+    for entry in declared:
+        key = by_identity.pop(entry[option], None) or next(free)
+        props = build(key, entry, live.get(key), problems)
+        result[key] = config.render(key, props)
+    for key in by_identity.values():
+        result[key] = None
+
+
+def _network(key, entry, live, problems):
+    props = {
+        "name": entry["name"],
+        "bridge": entry["bridge"],
+        "hwaddr": entry.get("hwaddr") or (live or {}).get("hwaddr"),
+        **{name: entry.get(name) for name in ("ip", "gw", "ip6", "gw6", "mtu", "rate", "tag", "firewall")},
+    }
+    # Not ours to declare, and not ours to remove.
+    return {**props, **{name: live[name] for name in ("type", "host-managed", "trunks") if name in (live or {})}}
+
+
+def _device(key, entry, live, problems):
+    return {
+        "path": entry["path"],
+        "mode": entry.get("mode"),
+        "uid": entry.get("uid"),
+        "gid": entry.get("gid"),
+        "deny-write": entry.get("deny_write"),
+    }
+
+
+def _mount(key, entry, live, problems):
+    options = {"mp": entry["target"], "ro": entry.get("read_only"), "backup": entry.get("backup")}
+    if entry.get("source") is not None:
+        return {"volume": entry["source"], **options}
+    where = f"container.mounts[{entry['target']}]"
+    if live is None or config.mount_type(live["volume"]) != "volume":
+        return {"volume": f"{entry['storage']}:{entry['size_gib']}", **options}
+    if live["volume"].partition(":")[0] != entry["storage"]:
+        problems.append(
+            Problem(
+                f"{where}.storage",
+                entry["storage"],
+                f"the volume is {live['volume']!r}",
+                "Keep its storage, or move the volume with `pct move-volume` first.",
+            )
+        )
+    kept = {"volume": live["volume"], **options, "size": live.get("size")}
+    return config.parse(key, _grown(key, kept, entry["size_gib"], f"{where}.size_gib", problems))
+
+
+def changes(want: dict[str, str | None], before: Container | None) -> dict[str, str | None]:
+    """Those of the wanted keys whose value means something else than what is there."""
+    current = before.config if before else {}
+    return {key: value for key, value in want.items() if not config.same(key, current.get(key), value)}
+
+
+def creation_problems(container: dict) -> list[Problem]:
+    """What a container that does not exist yet still needs to be declared with."""
+    return [
+        Problem(f"container.{option}", container.get(option), "a container that is to be created needs it", fix)
+        for option, fix in (
+            ("template", "Give a template, STORAGE:vztmpl/FILE; `pveam list STORAGE` shows them."),
+            ("storage", "Give the storage of its root disk; `pvesm status --content rootdir` shows them."),
+            ("disk_gib", "Give the size of its root disk in GiB."),
+        )
+        if not container.get(option)
+    ]
+
+
+def root_only(delta: dict[str, str | None], before: Container | None, unprivileged: bool) -> dict[str, str]:
+    """The keys of ``delta`` that only root@pam may set, each with the reason in words."""
+    current = before.config if before else {}
+    reasons = {key: rights.root_only(key, current.get(key), value, unprivileged) for key, value in delta.items()}
+    return {key: why for key, why in reasons.items() if why}
+
+
+def steps(
+    container: dict, before: Container | None, delta: dict[str, str | None], as_root: dict[str, str], api_is_root: bool
+) -> list[Step]:
+    """The calls that bring ``delta`` about, power aside.
+
+    ``as_root`` are the root-only keys; unless the API itself speaks as root@pam they go in a call of their own, after
+    the others, so that a container is complete before it is first started.
+    """
+    apart = set() if api_is_root else set(as_root)
+    ordinary = {key: value for key, value in delta.items() if key not in apart}
+    guarded = {key: value for key, value in delta.items() if key in apart}
+    result = []
+    if before is None:
+        params = {key: value for key, value in ordinary.items() if value is not None}
+        params |= {"vmid": container["vmid"], "ostemplate": container["template"]}
+        if container.get("ssh_public_keys"):
+            params["ssh-public-keys"] = "\n".join(container["ssh_public_keys"])
+        if container.get("password"):
+            params["password"] = container["password"]
+        result.append(Step("create", params))
+    else:
+        for key, size in _resizes(ordinary, before).items():
+            result.append(Step("resize", {"disk": key, "size": size}))
+            grown = config.render(key, {**config.parse(key, before.config[key]), "size": size})
+            if config.same(key, grown, ordinary[key]):
+                del ordinary[key]
+        result += _config_step(ordinary, root=False)
+    return result + _config_step(guarded, root=True)
+
+
+def _resizes(delta: dict, before: Container) -> dict[str, str]:
+    """Volumes whose size changes: growing goes through /resize, a config PUT would change the number alone."""
+    found = {}
+    for key, value in delta.items():
+        old = before.config.get(key)
+        if config.kind(key) in ("rootfs", "mp") and old and value:
+            was, is_ = config.parse(key, old), config.parse(key, value)
+            if was["volume"] == is_["volume"] and "size" in is_ and was.get("size") != is_["size"]:
+                found[key] = is_["size"]
+    return found
+
+
+def _config_step(delta: dict, root: bool) -> list[Step]:
+    if not delta:
+        return []
+    params = {key: value for key, value in delta.items() if value is not None}
+    removed = sorted(key for key, value in delta.items() if value is None)
+    if removed:
+        params["delete"] = ",".join(removed)
+    return [Step("config", params, root)]
+
+
+def power(state: str, after: Container, managed: set[str], restart: str) -> tuple[list[Step], list[str]]:
+    """The power calls that end in ``state``, and the managed keys that stay pending if a restart is not allowed."""
+    waiting = sorted(key for key in after.pending if key in managed)
+    if state == "stopped":
+        return ([Step("shutdown")] if after.running else []), []
+    if not after.running:
+        return ([Step("start")] if state == "started" else []), []
+    if waiting and restart == "when_needed":
+        return [Step("reboot")], []
+    return [], waiting
+
+
+def predict(before: Container | None, delta: dict[str, str | None]) -> Container:
+    """The container after ``delta``, as far as this can be foretold: what does not hotplug becomes pending."""
+    start = before or Container({})
+    live, pending = dict(start.live), dict(start.pending)
+    for key, value in delta.items():
+        new_mount = config.kind(key) == "mp" and key not in live and value is not None
+        grows = config.kind(key) in ("rootfs", "mp") and key in live and value is not None
+        if start.running and not (key in _HOTPLUG or config.kind(key) in ("net", "unused") or new_mount or grows):
+            pending[key] = value
+        elif value is None:
+            live.pop(key, None)
+            pending.pop(key, None)
+        else:
+            live[key] = value
+            pending.pop(key, None)
+    return replace(start, live=live, pending=pending)
+
+
+def view(after: Container | None, keys: set[str], state: str | None = None) -> dict:
+    """What a diff shows of a container: its state and the given configuration keys."""
+    if after is None:
+        return {"state": "absent"}
+    shown = {key: value for key, value in sorted(after.config.items()) if key in keys}
+    pending = {"pending": sorted(after.pending)} if after.pending and state is None else {}
+    return {"state": state or ("running" if after.running else "stopped"), **shown, **pending}

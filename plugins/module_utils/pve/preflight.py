@@ -1,0 +1,267 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Everything that can be known before a container is changed. Sends reads only."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import api as pve_api
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, plan, rights
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.api import Api, ApiError
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.lifecycle import Lifecycle
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.plan import Problem
+
+_GIB = 1024**3
+
+
+class Preflight:
+    """The checks of one declared container, each adding to ``problems`` or, where it could not look, to ``unknown``."""
+
+    def __init__(self, params: dict):
+        self.params = params
+        self.container, self.node = params["container"], params["node"]
+        self.problems: list[Problem] = plan.validate(self.container)
+        self.unknown: list[str] = []
+        self.api: Api | None = None
+
+    @property
+    def calls(self) -> list[str]:
+        return self.api.calls if self.api else []
+
+    def run(self) -> None:
+        """All checks. Raises ApiError only when the API itself cannot be used: then nothing else can be known."""
+        valid = not self.problems
+        self.api = pve_api.connect(self.params)
+        version = self.api.get("version")
+        if not self._node():
+            return
+        before = self._vmid()
+        if before is None:
+            self.problems += plan.creation_problems(self.container)
+        delta: dict[str, str | None] = {}
+        if valid:
+            want, found = plan.wanted(self.container, before)
+            self.problems += found
+            delta = plan.changes(want, before)
+        self._storages(before, delta)
+        self._bridges(delta)
+        self._rights(before, delta, int(str(version.get("version", "8")).split(".")[0]))
+        self._devices()
+
+    def _wrong(self, variable: str, value: object, problem: str, fix: str) -> None:
+        self.problems.append(Problem(variable, value, problem, fix))
+
+    def _node(self) -> bool:
+        nodes = {item["node"]: item.get("status", "online") for item in self.api.get("nodes")}
+        if self.node not in nodes:
+            self._wrong(
+                "pve_node", self.node, "no such node in this cluster", f"Choose one of {', '.join(sorted(nodes))}."
+            )
+        elif nodes[self.node] != "online":
+            self._wrong(
+                "pve_node", self.node, f"this node is {nodes[self.node]}", "Bring it up, or choose another node."
+            )
+        return nodes.get(self.node) == "online"
+
+    def _vmid(self) -> config.Container | None:
+        """The container that is there, if it is ours; otherwise the vmid must be free in the whole cluster."""
+        life = Lifecycle(self.api, None, self.node, self.container["vmid"], 0)
+        before = life.peek()
+        if before is None:
+            taken = life.elsewhere()
+            self.problems += [taken] if taken else []
+            return None
+        self.problems += plan.ownership(self.container, before)
+        return before
+
+    def _storages(self, before: config.Container | None, delta: dict) -> None:
+        """Storages are there, hold what they shall hold, and have room for what grows."""
+        storages = {item["storage"]: item for item in self.api.get(f"nodes/{self.node}/storage")}
+        for variable, name, gib in _allocations(self.container, before, delta):
+            if self._usable(storages, variable, name, "rootdir") and "avail" in storages[name]:
+                free = int(storages[name]["avail"]) / _GIB
+                if free < gib:
+                    self._wrong(
+                        _size_variable(variable),
+                        gib,
+                        f"storage {name!r} has {free:.1f} GiB free, {gib} are needed",
+                        "Free space there, ask for less, or choose another storage.",
+                    )
+        template = self.container.get("template")
+        if before is None and template and ":" in template:
+            self._template(storages, template)
+
+    def _usable(self, storages: dict, variable: str, name: str, content: str) -> bool:
+        holders = sorted(key for key, item in storages.items() if content in item.get("content", "").split(","))
+        choose = f"Choose one of {', '.join(holders) or '(none on this node)'}, or see `pvesm status`."
+        if name not in storages:
+            self._wrong(variable, name, f"node {self.node} has no such storage that this identity may see", choose)
+        elif content not in storages[name].get("content", "").split(","):
+            self._wrong(variable, name, f"this storage does not hold content {content!r}", choose)
+        elif not (storages[name].get("enabled", 1) and storages[name].get("active", 1)):
+            self._wrong(
+                variable, name, "this storage is not active", "Bring it online: `pvesm status` shows why it is not."
+            )
+        else:
+            return True
+        return False
+
+    def _template(self, storages: dict, template: str) -> None:
+        storage = template.partition(":")[0]
+        if not self._usable(storages, "container.template", storage, "vztmpl"):
+            return
+        volumes = sorted(
+            item["volid"] for item in self.api.get(f"nodes/{self.node}/storage/{storage}/content", content="vztmpl")
+        )
+        if template not in volumes:
+            self._wrong(
+                "container.template",
+                template,
+                "no such template on that storage",
+                f"Choose one of {', '.join(volumes)}."
+                if volumes
+                else f"Download one: `pveam update; pveam available; pveam download {storage} FILE`.",
+            )
+
+    def _bridges(self, delta: dict) -> None:
+        declared = {
+            config.parse(key, value)["bridge"]
+            for key, value in delta.items()
+            if config.kind(key) == "net" and value and "bridge" in config.parse(key, value)
+        }
+        if not declared:
+            return
+        try:
+            there = {item["iface"] for item in self.api.get(f"nodes/{self.node}/network", type="any_bridge")}
+        except ApiError as error:
+            self.unknown.append(f"whether the bridges exist: {error}")
+            return
+        for bridge in sorted(declared - there):
+            self._wrong(
+                "container.networks[].bridge",
+                bridge,
+                f"node {self.node} has no such bridge",
+                f"Choose one of {', '.join(sorted(there)) or '(none that this identity may see)'}.",
+            )
+
+    def _rights(self, before: config.Container | None, delta: dict, major: int) -> None:
+        """The identity may do what will be done, and root-only keys have a way."""
+        unprivileged = is_unprivileged(self.container, before)
+        guarded = plan.root_only(delta, before, unprivileged)
+        self.problems += root_problems(guarded, self.params)
+        if pve_api.identity(self.params) == "root@pam":
+            return
+        ordinary = {key: value for key, value in delta.items() if key not in guarded}
+        wanted = rights.needed(
+            self.container["vmid"],
+            ordinary,
+            create=before is None,
+            power=True,
+            unprivileged=unprivileged,
+            template=self.container.get("template") if before is None else None,
+            privileged_is_guarded=major >= 9,
+        )
+        who = pve_api.identity(self.params)
+        for right in rights.missing(self.api.get("access/permissions"), wanted):
+            self._wrong(
+                "pve_api_user",
+                who,
+                f"it lacks {' or '.join(right.privileges)} on {right.path}, needed for {right.because}",
+                f"As root on a node: {right.grant(who)}",
+            )
+
+    def _devices(self) -> None:
+        """Declared device nodes exist: Proxmox finds out at the start only. The API cannot tell; a root way can."""
+        paths = [device["path"] for device in self.container.get("devices") or []]
+        if not paths:
+            return
+        for path, is_device in _look(paths, self.params, self.unknown).items():
+            if not is_device:
+                self._wrong(
+                    "container.devices[].path",
+                    path,
+                    f"node {self.node} has no such device",
+                    "Load its driver (for /dev/nvidia-uvm: nvidia-modprobe -u -c=0), or do not declare it.",
+                )
+
+
+def is_unprivileged(container: dict, before: config.Container | None) -> bool:
+    """Whether the container is, or will be created, unprivileged."""
+    if before is not None:
+        return before.config.get("unprivileged", "0") == "1"
+    return container.get("unprivileged") is not False
+
+
+def root_problems(guarded: dict[str, str], params: dict) -> list[Problem]:
+    """Root-only keys without a way: one problem for each, before anything is changed."""
+    if params["root_via"] != "none" or pve_api.identity(params) == "root@pam":
+        return []
+    return [
+        Problem(
+            "pve_root_via",
+            params["root_via"],
+            f"{key} is {why}, which Proxmox lets root@pam alone set; {pve_api.identity(params)} is not root@pam",
+            "Set it to local or ssh (pvesh as root on the node), or give root@pam's password as pve_api_password.",
+        )
+        for key, why in sorted(guarded.items())
+    ]
+
+
+def _allocations(container: dict, before: config.Container | None, delta: dict):
+    """(variable, storage, GiB) of every volume that will be allocated or grown."""
+    for key, value in delta.items():
+        if config.kind(key) not in ("rootfs", "mp") or value is None:
+            continue
+        props = config.parse(key, value)
+        if config.mount_type(props["volume"]) != "volume":
+            continue
+        storage, _, size = props["volume"].partition(":")
+        variable = "container.storage" if key == "rootfs" else f"container.mounts[{props['mp']}].storage"
+        old = config.parse(key, before.config[key]) if before and key in before.config else None
+        if old and old["volume"] == props["volume"]:
+            grown = config.size_bytes(props.get("size", "0")) - config.size_bytes(old.get("size", "0"))
+            if grown > 0:
+                yield variable, storage, -(-grown // _GIB)
+        elif size.isdigit():
+            yield variable, storage, int(size)
+
+
+def _size_variable(variable: str) -> str:
+    return "container.disk_gib" if variable == "container.storage" else variable.replace(".storage", ".size_gib")
+
+
+def _look(paths: list[str], params: dict, unknown: list[str]) -> dict[str, bool]:
+    """Which of ``paths`` are device nodes on the Proxmox node: one look, on this machine or over one ssh."""
+    if params["root_via"] == "local":
+        return {path: _is_device(path) for path in paths}
+    if params["root_via"] == "ssh":
+        quoted = " ".join("'" + path.replace("'", "'\\''") + "'" for path in paths)
+        script = f'for f in {quoted}; do [ -c "$f" ] || [ -b "$f" ] && echo 1 || echo 0; done'
+        command = [*pve_api.ssh_prefix(params.get("root_ssh") or {}, params["api_host"]), script]
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=params["api_timeout"],
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            unknown.append(f"whether {', '.join(paths)} exist: ssh to the node: {error}")
+            return {}
+        answers = done.stdout.split()
+        if done.returncode == 0 and len(answers) == len(paths):
+            return {path: answer == "1" for path, answer in zip(paths, answers)}
+        unknown.append(f"whether {', '.join(paths)} exist: ssh to the node: {done.stderr.strip()}")
+        return {}
+    unknown.append(f"whether {', '.join(paths)} exist: the API does not tell, and pve_root_via is none")
+    return {}
+
+
+def _is_device(path: str) -> bool:
+    node = Path(path)
+    return node.is_char_device() or node.is_block_device()

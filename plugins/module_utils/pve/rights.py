@@ -1,0 +1,150 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which right a change needs, and which keys only root@pam may set. Pure.
+
+Source: PVE::LXC::check_ct_modify_config_perm and PVE::API2::LXC (pve-container 6.1.10). A token of root@pam is not
+root@pam: Proxmox compares the whole user name.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config
+
+#: The built-in role that grants a privilege, named in every message about a missing one.
+ROLE = {
+    "VM.Allocate": "PVEVMAdmin",
+    "VM.Audit": "PVEVMAdmin",
+    "VM.PowerMgmt": "PVEVMAdmin",
+    "VM.Config.Disk": "PVEVMAdmin",
+    "VM.Config.CPU": "PVEVMAdmin",
+    "VM.Config.Memory": "PVEVMAdmin",
+    "VM.Config.Network": "PVEVMAdmin",
+    "VM.Config.Options": "PVEVMAdmin",
+    "Datastore.AllocateSpace": "PVEDatastoreUser",
+    "Datastore.Audit": "PVEDatastoreUser",
+    "SDN.Use": "PVESDNUser",
+    "Sys.Modify": "Administrator",
+}
+
+_PRIVILEGE = {
+    "cores": "VM.Config.CPU",
+    "cpulimit": "VM.Config.CPU",
+    "cpuunits": "VM.Config.CPU",
+    "memory": "VM.Config.Memory",
+    "swap": "VM.Config.Memory",
+    "net": "VM.Config.Network",
+    "nameserver": "VM.Config.Network",
+    "searchdomain": "VM.Config.Network",
+    "hostname": "VM.Config.Network",
+    "rootfs": "VM.Config.Disk",
+    "mp": "VM.Config.Disk",
+    "features": "VM.Allocate",
+}
+
+
+@dataclass(frozen=True)
+class Right:
+    """One of ``privileges`` on ``path``, needed because of ``because``."""
+
+    path: str
+    privileges: tuple[str, ...]
+    because: str
+
+    def grant(self, who: str) -> str:
+        """The command that grants it to ``who``, a user or token, through a built-in role."""
+        role = ROLE.get(self.privileges[0], "Administrator")
+        flag = "--tokens" if "!" in who else "--users"
+        return f"pveum acl modify {self.path} {flag} '{who}' --roles {role}"
+
+
+def root_only(key: str, old: str | None, new: str | None, unprivileged: bool) -> str | None:
+    """Why setting ``key`` from ``old`` to ``new`` takes root@pam itself, or None if a right suffices."""
+    what = config.kind(key)
+    if what == "dev":
+        return "device passthrough"
+    if what == "hookscript":
+        return "a hook script"
+    if what in ("mp", "rootfs") and new is not None:
+        mounted = config.mount_type(config.parse(key, new).get("volume", ""))
+        return None if mounted == "volume" else f"a {mounted} mount"
+    if what == "features":
+        before = config.canonical(key, old or "")
+        after = config.canonical(key, new or "")
+        changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+        if changed and not unprivileged:
+            return f"features of a privileged container ({', '.join(changed)})"
+        if set(changed) - {"nesting"}:
+            return f"features other than nesting ({', '.join(sorted(set(changed) - {'nesting'}))})"
+    return None
+
+
+def needed(
+    vmid: int,
+    changes: dict[str, str | None],
+    *,
+    create: bool = False,
+    power: bool = False,
+    template: str | None = None,
+    unprivileged: bool = True,
+    privileged_is_guarded: bool = False,
+) -> list[Right]:
+    """The rights for setting ``changes`` (None removes) on container ``vmid`` through the API.
+
+    Root-only keys are left out: no right gives them. ``privileged_is_guarded``: Proxmox VE 9 asks for Sys.Modify on /
+    before it makes a privileged container; 8 does not.
+    """
+    guest = f"/vms/{vmid}"
+    rights: dict[tuple[str, tuple[str, ...]], str] = {}
+
+    def need(path: str, *privileges: str, because: str) -> None:
+        rights.setdefault((path, privileges), because)
+
+    if create:
+        need(guest, "VM.Allocate", because=f"creating container {vmid}")
+        if not unprivileged and privileged_is_guarded:
+            need("/", "Sys.Modify", because="a privileged container")
+    if power:
+        need(guest, "VM.PowerMgmt", because=f"starting and stopping container {vmid}")
+    if template:
+        need(
+            f"/storage/{template.partition(':')[0]}",
+            "Datastore.AllocateSpace",
+            "Datastore.Audit",
+            because=f"reading template {template}",
+        )
+    for key, value in changes.items():
+        if root_only(key, None, value, unprivileged):
+            continue
+        what = config.kind(key)
+        need(guest, _PRIVILEGE.get(what, "VM.Config.Options"), because=key)
+        if what in ("rootfs", "mp") and value is not None:
+            storage = config.parse(key, value)["volume"].partition(":")[0]
+            need(f"/storage/{storage}", "Datastore.AllocateSpace", because=f"{key} on storage {storage}")
+        if what == "net" and value is not None:
+            bridge = config.parse(key, value).get("bridge")
+            if bridge:
+                need(f"/sdn/zones/localnetwork/{bridge}", "SDN.Use", because=f"{key} on bridge {bridge}")
+    return [Right(path, privileges, because) for (path, privileges), because in rights.items()]
+
+
+def missing(permissions: dict[str, dict[str, int]], wanted: list[Right]) -> list[Right]:
+    """Those of ``wanted`` that ``permissions``, the answer of ``GET /access/permissions``, does not hold.
+
+    The answer lists effective rights per path with their propagate flag; a path that is not listed has what its nearest
+    listed ancestor propagates.
+    """
+    return [right for right in wanted if not any(_held(permissions, right.path, name) for name in right.privileges)]
+
+
+def _held(permissions: dict[str, dict[str, int]], path: str, privilege: str) -> bool:
+    if path in permissions:
+        return privilege in permissions[path]
+    while path != "/":
+        path = re.sub(r"/[^/]*$", "", path) or "/"
+        if path in permissions:
+            return bool(permissions[path].get(privilege))
+    return False
