@@ -4,8 +4,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Extract a target model's hidden states into batches that are committed one by one; one process a GPU.
 
-Killed at any moment and started again with --resume, every sample is committed exactly once: a batch's samples follow from
-run.json alone, and only its commit record, written last, makes it count.
+Killed at any moment and started again with --resume, every sample is committed exactly once: a batch's samples follow
+from run.json alone, and only its commit record, written last, makes it count.
 """
 
 from __future__ import annotations
@@ -31,23 +31,48 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     p = runtime.Parser(description=__doc__.splitlines()[0])
     runtime.common_options(p)
-    p.add_argument("--target", default="tiny-random", help="tiny-random or a folder with a causal LM (default: %(default)s)")
+    p.add_argument(
+        "--target", default="tiny-random", help="tiny-random or a folder with a causal LM (default: %(default)s)"
+    )
     p.add_argument("--data", type=Path, required=True, help="JSONL file (text or messages) or a folder of text files")
     p.add_argument("--gpu", type=whole(0), help="index among the visible GPUs; without it: CPU")
     p.add_argument("--threads", type=whole(1), default=1, help="torch threads on the CPU (default: %(default)s)")
     p.add_argument("--shard", type=whole(1), default=1, help="this process's shard, from 1 (default: %(default)s)")
     p.add_argument("--num-shards", type=whole(1), default=1, help="shards in all (default: %(default)s)")
-    p.add_argument("--layers", default="auto", help="auto (DFlash's choice) or layer ids like 1,9,17 (default: %(default)s)")
-    p.add_argument("--draft-layers", type=whole(1), help="for --layers auto: how many (default: 2 for tiny-random, else 5)")
-    p.add_argument("--max-length", type=whole(1), default=512, help="longer samples are cut into pieces (default: %(default)s tokens)")
+    p.add_argument(
+        "--layers", default="auto", help="auto (DFlash's choice) or layer ids like 1,9,17 (default: %(default)s)"
+    )
+    p.add_argument(
+        "--draft-layers", type=whole(1), help="for --layers auto: how many (default: 2 for tiny-random, else 5)"
+    )
+    p.add_argument(
+        "--max-length",
+        type=whole(1),
+        default=512,
+        help="longer samples are cut into pieces (default: %(default)s tokens)",
+    )
     p.add_argument("--batch-samples", type=whole(1), default=32, help="samples in one file (default: %(default)s)")
-    p.add_argument("--out-dir", type=Path, required=True, help="where batches are written before their upload, or kept without --s3-uri")
+    p.add_argument(
+        "--out-dir",
+        type=Path,
+        required=True,
+        help="where batches are written before their upload, or kept without --s3-uri",
+    )
     p.add_argument("--s3-uri", help="s3://BUCKET/PREFIX; without it batches are committed in --out-dir")
     p.add_argument("--s3-endpoint", help="URL of an S3 server other than AWS's")
-    p.add_argument("--run-id", default="reference", help="name of the run; bound to model, data and layout (default: %(default)s)")
+    p.add_argument(
+        "--run-id", default="reference", help="name of the run; bound to model, data and layout (default: %(default)s)"
+    )
     p.add_argument("--resume", action="store_true", help="continue what this run id has already committed")
-    p.add_argument("--upload-queue", type=whole(1), default=4, help="batches that may wait for their upload (default: %(default)s)")
-    p.add_argument("--max-consecutive-errors", type=whole(1), default=8, help="failed writes in a row before exit 75 (default: %(default)s)")
+    p.add_argument(
+        "--upload-queue", type=whole(1), default=4, help="batches that may wait for their upload (default: %(default)s)"
+    )
+    p.add_argument(
+        "--max-consecutive-errors",
+        type=whole(1),
+        default=8,
+        help="failed writes in a row before exit 75 (default: %(default)s)",
+    )
     return p
 
 
@@ -79,7 +104,9 @@ class Retry:
                     row = self._row
                 self._job.event("error", what=what, row=row, limit=self._limit, msg=str(error)[:300])
                 if row >= self._limit:
-                    raise Fatal(runtime.TOO_MANY_ERRORS, "too_many_errors", f"{what} failed {row} times in a row: {error}") from error
+                    raise Fatal(
+                        runtime.TOO_MANY_ERRORS, "too_many_errors", f"{what} failed {row} times in a row: {error}"
+                    ) from error
                 if self._job.stopping.wait(min(self._first * 2 ** (row - 1), 30)):
                     return False
             else:
@@ -120,17 +147,19 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         raise Fatal(runtime.USAGE, "usage", f"--shard {args.shard} is above --num-shards {args.num_shards}.")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", args.run_id):
         raise Fatal(runtime.USAGE, "usage", f"--run-id {args.run_id}: letters, digits, dot, dash and underscore.")
+    job.labels["shard"] = stores.shard_name(args.shard, args.num_shards)
     store = stores.S3Store(args.s3_uri, args.s3_endpoint) if args.s3_uri else stores.LocalStore(args.out_dir)
     store.preflight()
     # Imported late: the first line, the arguments and the store must not wait for torch.
     import torch
-
     from common import target as targets
     from common.telemetry import Telemetry
 
     torch.set_num_threads(args.threads)
     job.telemetry = Telemetry(job.warn)
-    target, samples, data_sha = targets.load(args.target, args.data, args.max_length, args.layers, args.draft_layers, args.gpu)
+    target, samples, data_sha = targets.load(
+        args.target, args.data, args.max_length, args.layers, args.draft_layers, args.gpu
+    )
     manifest = {
         "schema": SCHEMA,
         "model": target.fingerprint,
@@ -163,12 +192,19 @@ def extract(job: Job, args: argparse.Namespace, store, target, samples: list, sh
         aborted = store.abort_dangling(f"{shard}/")
         done = stores.committed(store, shard)
         finished = store.get(f"{shard}/{stores.DONE}") is not None
-    job.event("resume", batches=len(batches), committed=len(done), aborted_uploads=aborted, layers=",".join(map(str, target.layers)))
+    job.event(
+        "resume",
+        batches=len(batches),
+        committed=len(done),
+        aborted_uploads=aborted,
+        layers=",".join(map(str, target.layers)),
+    )
     if done and not args.resume:
         raise Fatal(
             runtime.CONFIGURATION,
             "not_empty",
-            f"--run-id {args.run_id} already has {len(done)} committed batches here. Pass --resume or choose another --run-id.",
+            f"--run-id {args.run_id} already has {len(done)} committed batches here. "
+            "Pass --resume or choose another --run-id.",
         )
     if args.s3_uri:
         for number in done:
@@ -227,7 +263,12 @@ def extract(job: Job, args: argparse.Namespace, store, target, samples: list, sh
             states = target.hidden_states(batches[number])
             path = args.out_dir / shard / f"{stores.batch_name(number)}.safetensors"
             record: dict[str, Any] = {}
-            metadata = {"run_id": args.run_id, "shard": shard, "batch": str(number), "layers": json.dumps(list(target.layers))}
+            metadata = {
+                "run_id": args.run_id,
+                "shard": shard,
+                "batch": str(number),
+                "layers": json.dumps(list(target.layers)),
+            }
 
             def write(number=number, path=path, states=states, metadata=metadata, record=record) -> None:
                 record.update(write_batch(path, batches[number], states, metadata))
@@ -250,7 +291,13 @@ def extract(job: Job, args: argparse.Namespace, store, target, samples: list, sh
         return {"reason": "sigterm", **total}
     job.ready()
     elapsed = time.monotonic() - started
-    return {"reason": "done", **total, "tok_s": round(count["tokens"] / elapsed), "compute_s": compute_s, "bytes": count["bytes"]}
+    return {
+        "reason": "done",
+        **total,
+        "tok_s": round(count["tokens"] / elapsed),
+        "compute_s": compute_s,
+        "bytes": count["bytes"],
+    }
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Train a DFlash drafter on hidden states that target threads compute online; everything in one process.
 
-Target threads fill a bucketed queue, drafter threads drain it.  With several drafters each has a replica; their gradients
-are averaged on the first, which steps and hands its weights back.
+Target threads fill a bucketed queue, drafter threads drain it.  With several drafters each has a replica; their
+gradients are averaged on the first, which steps and hands its weights back.
 """
 
 from __future__ import annotations
@@ -55,19 +55,31 @@ def parser() -> argparse.ArgumentParser:
     runtime.common_options(p)
     data = p.add_argument_group("target and data")
     data.add_argument("--target", default="tiny-random", help="tiny-random or a folder with a causal LM")
-    data.add_argument("--data", type=Path, required=True, help="JSONL file (text or messages) or a folder of text files")
+    data.add_argument(
+        "--data", type=Path, required=True, help="JSONL file (text or messages) or a folder of text files"
+    )
     data.add_argument("--max-length", type=whole(3), default=512, help="tokens; longer samples are cut into pieces")
     data.add_argument("--layers", default="auto", help="target layers: auto (DFlash's choice) or ids like 1,9,17")
     data.add_argument("--draft-layers", type=whole(1), help="for --layers auto; unset: 2 for tiny-random, else 5")
-    data.add_argument("--mask-token-id", type=whole(0), help="token that stands for a masked one; unset: the tokenizer's")
+    data.add_argument(
+        "--mask-token-id", type=whole(0), help="token that stands for a masked one; unset: the tokenizer's"
+    )
     place = p.add_argument_group("devices")
-    place.add_argument("--target-gpus", type=numbers, help="indexes among the visible GPUs, one thread each; unset: CPU")
-    place.add_argument("--drafter-gpus", type=numbers, help="indexes among the visible GPUs, one thread each; unset: CPU")
+    place.add_argument(
+        "--target-gpus", type=numbers, help="indexes among the visible GPUs, one thread each; unset: CPU"
+    )
+    place.add_argument(
+        "--drafter-gpus", type=numbers, help="indexes among the visible GPUs, one thread each; unset: CPU"
+    )
     place.add_argument("--threads", type=whole(1), default=1, help="torch threads of one operation on the CPU")
     queue = p.add_argument_group("hidden-state queue")
-    queue.add_argument("--min-ready", type=whole(1), default=30, help="items that must be there before a batch is drawn")
+    queue.add_argument(
+        "--min-ready", type=whole(1), default=30, help="items that must be there before a batch is drawn"
+    )
     queue.add_argument("--max-depth", type=whole(1), default=90, help="items at which target threads wait")
-    queue.add_argument("--bucket-edges", type=bucket_edges, default="auto", help="upper bounds in tokens; auto: quartiles")
+    queue.add_argument(
+        "--bucket-edges", type=bucket_edges, default="auto", help="upper bounds in tokens; auto: quartiles"
+    )
     queue.add_argument("--target-batch", type=whole(1), default=8, help="samples in one target forward pass")
     train = p.add_argument_group("training")
     train.add_argument("--block-size", type=whole(2), default=8, help="tokens a draft block has")
@@ -75,14 +87,18 @@ def parser() -> argparse.ArgumentParser:
     train.add_argument("--micro-batch", type=whole(1), default=4, help="samples per drafter and step")
     train.add_argument("--lr", type=float, default=3e-3, help="learning rate of AdamW")
     train.add_argument("--warmup-steps", type=whole(0), default=20, help="steps of linear warm-up")
-    train.add_argument("--max-steps", type=whole(0), default=0, help="steps in all, earlier runs included; 0: until stopped")
+    train.add_argument(
+        "--max-steps", type=whole(0), default=0, help="steps in all, earlier runs included; 0: until stopped"
+    )
     train.add_argument("--seed", type=whole(0), default=0, help="of order, anchors and initial weights")
     keep = p.add_argument_group("checkpoints and metrics")
     keep.add_argument("--ckpt-dir", type=Path, required=True, help="folder of the checkpoints; one process at a time")
     keep.add_argument("--ckpt-every", type=whole(1), default=200, help="steps")
     keep.add_argument("--ckpt-keep", type=whole(1), default=3, help="newest checkpoints to keep")
     keep.add_argument("--resume", default="auto", help="auto, never, or the folder of one checkpoint")
-    keep.add_argument("--metrics", type=metric_names, default="jsonl", help="any of jsonl,textfile,wandb (wandb: offline)")
+    keep.add_argument(
+        "--metrics", type=metric_names, default="jsonl", help="any of jsonl,textfile,wandb (wandb: offline)"
+    )
     return p
 
 
@@ -98,7 +114,9 @@ class Metrics:
             try:
                 import wandb
             except ImportError as error:
-                raise Fatal(runtime.CONFIGURATION, "wandb", f"--metrics wandb: {error}. Install it or drop it.") from None
+                raise Fatal(
+                    runtime.CONFIGURATION, "wandb", f"--metrics wandb: {error}. Install it or drop it."
+                ) from None
             self._wandb = wandb.init(project="dflash", dir=str(folder))
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -148,7 +166,8 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         raise Fatal(
             runtime.CONFIGURATION,
             "mask_token",
-            f"mask token {mask_id}: pass --mask-token-id, a token below {loaded.model.config.vocab_size} that no text has.",
+            f"mask token {mask_id}: pass --mask-token-id, a token below {loaded.model.config.vocab_size} "
+            "that no text has.",
         )
     if args.check:
         return {"reason": "check", "samples": len(usable)}
@@ -173,7 +192,10 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
     first, *others = devices["drafter"]
     torch.manual_seed(args.seed)
     model = drafter.build(loaded, args.block_size, mask_id).to(first, torch.float32)
-    replicas = [model, *(drafter.build(loaded, args.block_size, mask_id).to(device, torch.float32) for device in others)]
+    replicas = [
+        model,
+        *(drafter.build(loaded, args.block_size, mask_id).to(device, torch.float32) for device in others),
+    ]
     heads = [drafter.SharedHead(loaded, device) for device in devices["drafter"]]
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     schedule = (lambda step: min(1.0, (step + 1) / args.warmup_steps)) if args.warmup_steps else (lambda step: 1.0)
@@ -181,7 +203,13 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
     found = checkpoint.find(args.ckpt_dir, args.resume)
     if found:
         step = checkpoint.load(found, model, optimizer, identity)["step"]
-    job.event("resume", step=step, checkpoint=found, samples=len(samples), parameters=sum(p.numel() for p in model.parameters()))
+    job.event(
+        "resume",
+        step=step,
+        checkpoint=found,
+        samples=len(samples),
+        parameters=sum(p.numel() for p in model.parameters()),
+    )
     if args.max_steps and step >= args.max_steps:
         job.ready()
         return {"reason": "done", "already": 1, "step": step}
@@ -262,12 +290,19 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
                 q_depth=sum(depths),
                 q_buckets="/".join(map(str, depths)),
             ):
-                values = {"loss": mean, "tokens_per_second": rate, "queue_depth": sum(depths), "lr": args.lr * schedule(step - 1)}
+                values = {
+                    "loss": mean,
+                    "tokens_per_second": rate,
+                    "queue_depth": sum(depths),
+                    "lr": args.lr * schedule(step - 1),
+                }
                 values |= {"put_wait_seconds": queue.counters.put_wait_s, "get_wait_seconds": queue.counters.get_wait_s}
                 metrics.write(step, values)
                 window, tokens, window_began = [], 0, now
             if profile_every and step % profile_every == 0:
-                job.event("profile", **profile(torch, queue, profile_every, now - profile_began, profile_waited, devices))
+                job.event(
+                    "profile", **profile(torch, queue, profile_every, now - profile_began, profile_waited, devices)
+                )
                 profile_began, profile_waited = now, queue.counters.get_wait_s
             if step % args.ckpt_every == 0:
                 save()

@@ -39,10 +39,10 @@ class Counters:
 class BucketQueue(Generic[Item]):
     """A bounded queue whose items lie in buckets by length.
 
-    ``put`` blocks at ``max_depth`` in all, and at ``ceil(1.5 · share · max_depth)`` in the item's bucket, where share is
-    the bucket's part of the data: a burst of one length cannot fill the queue.  ``get(k)`` waits for ``min_ready`` items
-    and draws bucket by bucket, weighted by occupancy; a micro-batch never comes from the longest bucket alone while
-    another one has items, because training on such batches degraded.
+    ``put`` blocks at ``max_depth`` in all, and at ``ceil(1.5 · share · max_depth)`` in the item's bucket, where
+    share is the bucket's part of the data: a burst of one length cannot fill the queue.  ``get(k)`` waits for
+    ``min_ready`` items and draws bucket by bucket, weighted by occupancy; a micro-batch never comes from the longest
+    bucket alone while another one has items, because training on such batches degraded.
     """
 
     def __init__(self, lengths: list[int], edges: list[int], min_ready: int, max_depth: int, producers: int, seed: int):
@@ -79,7 +79,7 @@ class BucketQueue(Generic[Item]):
                 if sum(self.depths()) < self._max_depth:
                     if len(self._buckets[bucket]) < self.caps[bucket]:
                         break
-                    # Counted, because a get that waits for min_ready while every producer waits here would wait forever.
+                    # Counted: a get that waits for min_ready while every producer waits here would wait forever.
                     self._blocked_by_cap += 1
                     self._changed.notify_all()
                     self._changed.wait()

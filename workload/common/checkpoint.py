@@ -29,7 +29,9 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def save(folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], keep: int) -> Path:
+def save(
+    folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], keep: int
+) -> Path:
     """Write the checkpoint of ``step``, point ``latest`` at it, and remove all but the ``keep`` newest; its path.
 
     ``model.safetensors`` and ``config.json`` are what DFlashDraftModel.from_pretrained reads.
@@ -42,7 +44,9 @@ def save(folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim
         # Left by a kill between the rename and `latest`; the same step again replaces it.
         shutil.rmtree(final)
     temporary.mkdir()
-    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary / "model.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in model.state_dict().items()}, temporary / "model.safetensors"
+    )
     model.config.save_pretrained(temporary)
     torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
     (temporary / "state.json").write_text(json.dumps({"step": step, **state}, indent=1, sort_keys=True) + "\n")
@@ -70,18 +74,26 @@ def find(folder: Path, resume: str) -> Path | None:
     latest = folder / LATEST
     if resume == "never":
         if latest.is_symlink():
-            raise Fatal(CONFIGURATION, "not_empty", f"{folder} has checkpoints. Pass --resume auto or another --ckpt-dir.")
+            raise Fatal(
+                CONFIGURATION, "not_empty", f"{folder} has checkpoints. Pass --resume auto or another --ckpt-dir."
+            )
         return None
     if resume == "auto" and not latest.is_symlink():
         return None
     path = latest.resolve() if resume == "auto" else Path(resume)
     missing = [name for name in ("model.safetensors", "optimizer.pt", "state.json") if not (path / name).is_file()]
     if missing or path.name.endswith(".tmp"):
-        raise Fatal(CONFIGURATION, "checkpoint", f"{path} is no finished checkpoint (missing: {', '.join(missing) or 'rename'}).")
+        raise Fatal(
+            CONFIGURATION,
+            "checkpoint",
+            f"{path} is no finished checkpoint (missing: {', '.join(missing) or 'rename'}).",
+        )
     return path
 
 
-def load(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]) -> dict[str, Any]:
+def load(
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, identity: dict[str, Any]
+) -> dict[str, Any]:
     """Restore strictly and return ``state.json``; 78 when the checkpoint was made from something else."""
     state = json.loads((path / "state.json").read_text())
     fields = sorted(name for name in identity if state.get("identity", {}).get(name) != identity[name])

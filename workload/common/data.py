@@ -38,7 +38,11 @@ class Sample:
 
 def _paragraphs(folder: Path) -> Iterator[tuple[str, str]]:
     # Debian's licence folder names each text twice (GPL -> GPL-3): a link is no second text.
-    files = [path for path in sorted(folder.iterdir()) if path.is_file() and not path.is_symlink() and not path.name.startswith(".")]
+    files = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.is_symlink() and not path.name.startswith(".")
+    ]
     for path in files:
         blocks = re.split(r"\n\s*\n", path.read_text(encoding="utf-8", errors="replace"))
         for number, text in enumerate(filter(None, (block.strip() for block in blocks)), start=1):
@@ -57,7 +61,9 @@ def _jsonl(path: Path) -> Iterator[tuple[str, str]]:
                     text = "\n".join(str(turn["content"]) for turn in record["messages"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise Fatal(
-                    BAD_DATA, "bad_data", f"{path} line {number}: neither a JSON object with text nor one with messages ({error!r})."
+                    BAD_DATA,
+                    "bad_data",
+                    f"{path} line {number}: neither a JSON object with text nor one with messages ({error!r}).",
                 ) from None
             if text.strip():
                 yield str(record.get("id", f"line:{number:08d}")), text
@@ -68,7 +74,9 @@ def read_texts(path: Path) -> list[tuple[str, str]]:
     try:
         texts = list(_paragraphs(path) if path.is_dir() else _jsonl(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise Fatal(BAD_DATA, "bad_data", f"--data {path}: {error}. Give a JSONL file or a folder of text files.") from None
+        raise Fatal(
+            BAD_DATA, "bad_data", f"--data {path}: {error}. Give a JSONL file or a folder of text files."
+        ) from None
     if not texts:
         raise Fatal(BAD_DATA, "bad_data", f"--data {path}: no text in it.")
     seen: set[str] = set()
@@ -98,7 +106,7 @@ def to_samples(texts: list[tuple[str, str]], tokenizer: Tokenizer, max_length: i
 
 
 class TinyTokenizer:
-    """A byte-level BPE of 1024 entries, trained on the data itself in 0.1 s: nothing to download, the same on every run."""
+    """A byte-level BPE of 1024 entries, trained on the data itself in 0.1 s: no download, the same on every run."""
 
     def __init__(self, texts: list[str]):
         from tokenizers import Tokenizer as Bpe

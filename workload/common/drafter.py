@@ -41,7 +41,9 @@ class Blocks:
 
     def to(self, device: torch.device) -> Blocks:
         """The same on ``device``."""
-        moved = {name: getattr(self, name).to(device) for name in ("features", "tokens", "labels", "position_ids", "visible")}
+        moved = {
+            name: getattr(self, name).to(device) for name in ("features", "tokens", "labels", "position_ids", "visible")
+        }
         return Blocks(**moved, context_tokens=self.context_tokens)
 
 
@@ -102,7 +104,7 @@ class SharedHead:
 
 
 def loss(model: DFlashDraftModel, shared: SharedHead, blocks: Blocks) -> torch.Tensor:
-    """Cross entropy of the masked tokens; early positions of a block weigh more, since later ones count only after them."""
+    """Cross entropy of the masked tokens; early positions of a block weigh more: later ones count only after them."""
     hidden = model(
         position_ids=blocks.position_ids,
         attention_mask=blocks.visible,
@@ -111,7 +113,9 @@ def loss(model: DFlashDraftModel, shared: SharedHead, blocks: Blocks) -> torch.T
     )
     wanted = blocks.labels != -100
     logits = model.compute_logits(hidden[wanted], lambda states: functional.linear(states, shared.head))
-    place = torch.arange(blocks.labels.shape[1], device=logits.device).remainder(model.block_size).expand_as(blocks.labels)
+    place = (
+        torch.arange(blocks.labels.shape[1], device=logits.device).remainder(model.block_size).expand_as(blocks.labels)
+    )
     weight = torch.exp(-(place[wanted].float() - 1) / (model.block_size / 2))
     each = functional.cross_entropy(logits.float(), blocks.labels[wanted], reduction="none")
     return (each * weight).sum() / weight.sum()

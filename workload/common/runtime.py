@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The contract between a job and whoever watches it; standard library only, usable before torch is imported.
 
-One flushed ``key=value`` line an event on standard output, a heartbeat file, sd_notify, exit codes, signals and threads whose
-exceptions end the process.  A job is a function ``body(job, args) -> reason``; :func:`run` is everything around it.
+One flushed ``key=value`` line an event on standard output, a heartbeat file, sd_notify, exit codes, signals, and
+threads whose exceptions end the process.  A job is a function ``body(job, args)``; :func:`run` is everything around it.
 """
 
 from __future__ import annotations
@@ -73,19 +73,18 @@ def whole(minimum: int) -> Callable[[str], int]:
 def common_options(parser: argparse.ArgumentParser) -> None:
     """Options that every program of this folder has."""
     parser.add_argument("--check", action="store_true", help="run the preflight alone and exit")
-    parser.add_argument("--heartbeat", type=Path, help="heartbeat file; default: heartbeat.json in the folder of this run")
+    parser.add_argument(
+        "--heartbeat", type=Path, help="heartbeat file; default: heartbeat.json in the folder of this run"
+    )
 
 
 def format_event(event: str, fields: dict[str, Any]) -> str:
-    """One line: ``ts=… ev=… key=value …``; a value with blanks, quotes, ``=`` or control characters becomes a JSON string."""
+    """``ts=… ev=… key=value …``; a value with blanks, quotes, ``=`` or control characters becomes a JSON string."""
     now = time.time()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
     parts = [f"ts={stamp}", f"ev={event}"]
     for key, value in fields.items():
-        if isinstance(value, float):
-            text = f"{value:.6g}"
-        else:
-            text = "-" if value is None else str(value)
+        text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
         if text == "" or re.search(r'[\s"=\\\x00-\x1f\x7f]', text):
             text = json.dumps(text)
         parts.append(f"{key}={text}")
@@ -129,7 +128,9 @@ def exclusive(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Fatal(CONFIGURATION, "locked", f"{folder} is in use by another process. Stop it or choose another folder.") from None
+            raise Fatal(
+                CONFIGURATION, "locked", f"{folder} is in use by another process. Stop it or choose another folder."
+            ) from None
         yield
 
 
@@ -159,6 +160,8 @@ class Job:
         self.unit = os.environ.get("LAUNCHPROOF_UNIT") or None
         self.invocation_id = os.environ.get("INVOCATION_ID") or None
         self.telemetry: Any = None
+        # Constant fields of the heartbeat, for instance which shard this is.
+        self.labels: dict[str, Any] = {}
         self.stopping = threading.Event()
         self.progress = Progress()
         self._out = out
@@ -174,7 +177,7 @@ class Job:
         self._heartbeat_broken = False
         self._wakeup: socket.socket | None = None
 
-    # -- voice ---------------------------------------------------------------------------------------------------------------
+    # -- voice ---------------------------------------------------------------------------------------------------------
 
     def event(self, event: str, **fields: Any) -> None:
         """Print one event line and flush it."""
@@ -226,6 +229,7 @@ class Job:
             "step": state.step,
             "step_age_s": None if state.at is None else round(time.monotonic() - state.at, 3),
             "time": round(time.time(), 3),
+            **self.labels,
         }
         if self.telemetry is not None:
             beat.update(self.telemetry.sample())
@@ -243,7 +247,7 @@ class Job:
                 self.warn(f"heartbeat not written: {error}")
             self._heartbeat_broken = True
 
-    # -- threads and signals -------------------------------------------------------------------------------------------------
+    # -- threads and signals -------------------------------------------------------------------------------------------
 
     def on_stop(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` when a stop is requested, so that whoever blocks finishes."""
@@ -339,10 +343,14 @@ class Job:
         os._exit(code)
 
 
-def run(parser: argparse.ArgumentParser, body: Callable[[Job, argparse.Namespace], dict[str, Any]], argv: list[str] | None = None) -> None:
+def run(
+    parser: argparse.ArgumentParser,
+    body: Callable[[Job, argparse.Namespace], dict[str, Any]],
+    argv: list[str] | None = None,
+) -> None:
     """Parse, start, run ``body`` and exit with this contract's code; never returns.
 
-    ``body`` returns the fields of the exit line, ``reason`` among them; it raises :class:`Fatal` for an end with a name.
+    ``body`` returns the fields of the exit line, ``reason`` among them, or raises :class:`Fatal` for an end with a name.
     """
     argv = sys.argv[1:] if argv is None else argv
     job = Job(None)

@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Where batches go: a folder or S3, and the commit protocol over either.
 
-    <run-id>/run.json                                   what the batches were made from; another one is refused
-    <run-id>/shard-01-of-04/batch-000001.safetensors
-    <run-id>/shard-01-of-04/batch-000001.json           written last: the commit record, without it the batch does not count
-    <run-id>/shard-01-of-04/_DONE
+<run-id>/run.json                                   what the batches were made from; another one is refused
+<run-id>/shard-01-of-04/batch-000001.safetensors
+<run-id>/shard-01-of-04/batch-000001.json           written last: the commit record, without it the batch does not count
+<run-id>/shard-01-of-04/_DONE
 """
 
 from __future__ import annotations
@@ -132,16 +132,22 @@ class S3Store:
         try:
             self._client.list_objects_v2(Bucket=self.bucket, Prefix=self.prefix, MaxKeys=1)
         except exceptions.NoCredentialsError:
-            raise Fatal(CONFIGURATION, "s3_credentials", "no S3 credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.") from None
+            raise Fatal(
+                CONFIGURATION, "s3_credentials", "no S3 credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+            ) from None
         except exceptions.ClientError as error:
             code = error.response["Error"].get("Code", "")
             status = error.response["ResponseMetadata"]["HTTPStatusCode"]
             if status in (400, 401, 403):
                 raise Fatal(
-                    CONFIGURATION, "s3_credentials", f"{where} refused the credentials ({code}). Check key, secret and rights."
+                    CONFIGURATION,
+                    "s3_credentials",
+                    f"{where} refused the credentials ({code}). Check key, secret and rights.",
                 ) from None
             if status == 404:
-                raise Fatal(CONFIGURATION, "s3_bucket", f"{where}: {code}. Create the bucket or correct --s3-uri.") from None
+                raise Fatal(
+                    CONFIGURATION, "s3_bucket", f"{where}: {code}. Create the bucket or correct --s3-uri."
+                ) from None
             raise Fatal(UNAVAILABLE, "s3_unavailable", f"{where}: {error}") from None
         except exceptions.BotoCoreError as error:
             raise Fatal(UNAVAILABLE, "s3_unavailable", f"{where}: {error}") from None
@@ -165,7 +171,9 @@ class S3Store:
     def objects(self, prefix: str) -> dict[str, tuple[int, float]]:
         """Key to (bytes, modified in Unix seconds) of everything below ``prefix``."""
         found = {}
-        for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix):
+        for page in self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self.bucket, Prefix=self.prefix + prefix
+        ):
             for entry in page.get("Contents", ()):
                 found[entry["Key"][len(self.prefix) :]] = (entry["Size"], entry["LastModified"].timestamp())
         return found
@@ -177,11 +185,15 @@ class S3Store:
         from botocore.exceptions import ClientError
 
         aborted = 0
-        pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.bucket, Prefix=self.prefix + prefix)
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self.bucket, Prefix=self.prefix + prefix
+        )
         try:
             for page in pages:
                 for upload in page.get("Uploads", ()):
-                    self._client.abort_multipart_upload(Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+                    self._client.abort_multipart_upload(
+                        Bucket=self.bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                    )
                     aborted += 1
         except ClientError as error:
             # What `rclone serve s3` answers, instead of an empty list, for a bucket that never had a multipart upload.
@@ -200,7 +212,7 @@ def errors() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def available() -> Iterator[None]:
-    """Outside the retried writes, a store that does not answer ends the process with 69 and may be tried again later."""
+    """Outside the retried writes, a store that does not answer ends the process with 69."""
     try:
         yield
     except errors() as error:
@@ -226,7 +238,8 @@ def agree(store: Store, run_id: str, manifest: dict[str, Any], write: bool = Tru
     raise Fatal(
         CONFIGURATION,
         "run_mismatch",
-        f"--run-id {run_id} holds batches made from something else: {', '.join(fields)} differ. Choose another --run-id.",
+        f"--run-id {run_id} holds batches made from something else: {', '.join(fields)} differ. "
+        "Choose another --run-id.",
     )
 
 
@@ -243,7 +256,10 @@ def committed(store: Store, shard: str) -> dict[int, dict[str, Any]]:
             number, size = int(record["batch"]), int(record["bytes"])
         except (ValueError, KeyError, TypeError):
             continue
-        if name == f"{shard}/{batch_name(number)}.json" and sizes.get(f"{shard}/{batch_name(number)}.safetensors") == size:
+        if (
+            name == f"{shard}/{batch_name(number)}.json"
+            and sizes.get(f"{shard}/{batch_name(number)}.safetensors") == size
+        ):
             found[number] = record
     return found
 

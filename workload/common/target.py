@@ -28,7 +28,7 @@ TINY_SEED = 20260101
 
 @dataclass(frozen=True)
 class Target:
-    """A loaded model with its tokenizer; ``layers`` are decoder layer ids in DFlash's numbering (0 = first layer's output)."""
+    """A loaded model and its tokenizer; ``layers`` are decoder layers as DFlash numbers them (0 = the first's output)."""
 
     model: torch.nn.Module
     tokenizer: TinyTokenizer | PretrainedTokenizer
@@ -67,7 +67,10 @@ class Target:
             mask[row, :length] = 1
         # The base model: logits are not needed, and with a large vocabulary they cost more memory than everything else.
         output = self.model.base_model(
-            input_ids=tokens.to(self.device), attention_mask=mask.to(self.device), output_hidden_states=True, use_cache=False
+            input_ids=tokens.to(self.device),
+            attention_mask=mask.to(self.device),
+            output_hidden_states=True,
+            use_cache=False,
         )
         # hidden_states[0] is the embedding, hence + 1, as in dflash.model.extract_context_feature.
         features = torch.cat([output.hidden_states[layer + 1] for layer in self.layers], dim=-1)
@@ -82,7 +85,9 @@ def device_of(gpu: int | None) -> torch.device:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if gpu >= count:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
-        raise Fatal(UNAVAILABLE, "no_gpu", f"GPU {gpu} is not there: torch sees {count} (CUDA_VISIBLE_DEVICES {visible}).")
+        raise Fatal(
+            UNAVAILABLE, "no_gpu", f"GPU {gpu} is not there: torch sees {count} (CUDA_VISIBLE_DEVICES {visible})."
+        )
     return torch.device("cuda", gpu)
 
 
@@ -118,7 +123,7 @@ def _fingerprint_weights(model: torch.nn.Module) -> str:
 
 
 def _fingerprint_folder(path: Path) -> str:
-    """config.json, and of each weight file its size and safetensors header: reading 100 GB to name a model takes minutes."""
+    """From config.json, and each weight file's size and header: reading 100 GB to name a model takes minutes."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
     for weights in sorted([*path.glob("*.safetensors"), *path.glob("*.bin")]):
         digest.update(f"{weights.name}:{weights.stat().st_size}".encode())
@@ -139,13 +144,17 @@ def choose_layers(wanted: str, target_layers: int, draft_layers: int) -> tuple[i
         try:
             chosen = [int(part) for part in wanted.split(",")]
         except ValueError:
-            raise Fatal(CONFIGURATION, "layers", f"--layers {wanted}: give auto or numbers separated by commas.") from None
+            raise Fatal(
+                CONFIGURATION, "layers", f"--layers {wanted}: give auto or numbers separated by commas."
+            ) from None
     if not chosen or min(chosen) < 0 or max(chosen) >= target_layers:
         raise Fatal(CONFIGURATION, "layers", f"--layers {wanted}: this target has layers 0 to {target_layers - 1}.")
     return tuple(chosen)
 
 
-def load(target: str, data: Path, max_length: int, layers: str, draft_layers: int | None, gpu: int | None) -> tuple[Target, list[Sample], str]:
+def load(
+    target: str, data: Path, max_length: int, layers: str, draft_layers: int | None, gpu: int | None
+) -> tuple[Target, list[Sample], str]:
     """Target, samples and the data's sha256.  The model is loaded last: bad data must not cost minutes."""
     device = device_of(gpu)
     texts = read_texts(data)
@@ -159,7 +168,11 @@ def load(target: str, data: Path, max_length: int, layers: str, draft_layers: in
 
         path = Path(target)
         if not (path / "config.json").is_file():
-            raise Fatal(CONFIGURATION, "target", f"--target {target}: no config.json there. Give {TINY} or a folder with a model.")
+            raise Fatal(
+                CONFIGURATION,
+                "target",
+                f"--target {target}: no config.json there. Give {TINY} or a folder with a model.",
+            )
         tokenizer = PretrainedTokenizer(path)
         dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True, dtype=dtype)

@@ -20,7 +20,11 @@ def visible(devices: list[tuple[int, str]], wanted: str | None) -> list[int]:
         return [index for index, _uuid in devices]
     chosen = []
     for entry in filter(None, (part.strip() for part in wanted.split(","))):
-        match = [index for index, uuid in devices if entry == str(index) or (entry.startswith("GPU-") and uuid.startswith(entry))]
+        match = [
+            index
+            for index, uuid in devices
+            if entry == str(index) or (entry.startswith("GPU-") and uuid.startswith(entry))
+        ]
         if len(match) != 1:
             break
         chosen.append(match[0])
@@ -60,7 +64,7 @@ class Telemetry:
         self._warn(why, telemetry="off")
 
     def sample(self) -> dict[str, Any]:
-        """Fields for the heartbeat: ``telemetry`` is ``nvml`` or ``off: why``; ``gpus`` one entry a GPU (%, MiB, W, °C)."""
+        """Fields for the heartbeat: ``telemetry`` (``nvml`` or ``off: why``), ``gpus`` one entry a GPU (%, MiB, W, °C)."""
         nvml = self._nvml
         if nvml is None:
             return {"telemetry": f"off: {self.off}"}
