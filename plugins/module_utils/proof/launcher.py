@@ -28,7 +28,9 @@ _TRANSPORT = re.compile(
 _SYNTAX = re.compile(
     r"(?im)^.*(?:syntax error|unexpected EOF|unexpected end of file|unterminated quoted string|unmatched ['\"`]).*$"
 )
-_KILL = re.compile(r"(?<![\w./-])(?:(?:sudo|command|exec)\s+)?(?P<tool>(?:/usr)?(?:/bin/)?(?:pkill|killall|pgrep|grep))(?=\s)(?P<rest>[^;&|\n)`]*)")
+_KILL = re.compile(
+    r"(?<![\w./-])(?:(?:sudo|command|exec)\s+)?(?P<tool>(?:/usr)?(?:/bin/)?(?:pkill|killall|pgrep|grep))(?=\s)(?P<rest>[^;&|\n)`]*)"
+)
 _ASSIGNED = re.compile(r"(?:^|[\s;&|])(?P<name>[A-Za-z_]\w*)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s;&|\"']+)")
 _SHELLS = ("bash", "sh", "dash", "zsh")
 
@@ -90,7 +92,9 @@ def analyse(spec: LauncherSpec) -> Launcher:
         return Launcher(SYNTAX, spec.rc, said=syntax[0].strip() if syntax else "", end_mark_missing=missing)
     # 255 is what ssh says when it did not get there; it is no signal.
     if spec.rc == 255 or (spec.rc not in (None, 0) and transport):
-        return Launcher(NOT_DELIVERED, spec.rc, said=transport[0].strip() if transport else "", end_mark_missing=missing)
+        return Launcher(
+            NOT_DELIVERED, spec.rc, said=transport[0].strip() if transport else "", end_mark_missing=missing
+        )
     return Launcher(rc=spec.rc, signal=name, end_mark_missing=missing)
 
 
@@ -113,9 +117,7 @@ def _self_kills(script: str) -> Iterator[_Kill]:
             continue
         pattern = re.sub(r"\$\{?(\w+)\}?", lambda name: values.get(name[1], name[0]), pattern)
         before, after = script[: found.start()], script[found.end() :]
-        if tool == "pkill":
-            number = _signal_option(options)
-        elif tool == "killall":
+        if tool == "pkill" or tool == "killall":
             number = _signal_option(options)
         else:
             # pgrep -f X | xargs kill, kill $(pgrep -f X), ps | grep X | … kill
@@ -134,7 +136,9 @@ def _self_kills(script: str) -> Iterator[_Kill]:
             match = _search(pattern, script)
         else:
             exact = tool == "killall" or any(re.match(r"-\w*x|--exact", option) for option in options)
-            match = next((m for shell in _SHELLS if (m := _search(f"^(?:{pattern})$" if exact else pattern, shell))), None)
+            match = next(
+                (m for shell in _SHELLS if (m := _search(f"^(?:{pattern})$" if exact else pattern, shell))), None
+            )
         if match:
             yield _Kill(
                 found[0].strip(),

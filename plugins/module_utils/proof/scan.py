@@ -241,7 +241,9 @@ class Scanner:
 
     def log(self, path: str, **identity: Any) -> Log:
         """Return the facts; ``identity`` are the fields of Log that only the collector knows (exists, size, old_match …)."""
-        forbidden = [Match(**{**vars(match), "lines_after": self._lines - number}) for match, number in self._hits.values()]
+        forbidden = [
+            Match(**{**vars(match), "lines_after": self._lines - number}) for match, number in self._hits.values()
+        ]
         traceback = self._traceback.match(self._keep) if self._traceback else None
         if traceback:
             forbidden.append(traceback)

@@ -183,7 +183,11 @@ class Spec:
     def as_dict(self) -> dict[str, Any]:
         """Return it as plain data that ``validate`` reads back to an equal spec."""
         return {
-            key: {k: list(v) if isinstance(v, tuple) else v for k, v in value.items() if not (key == "progress" and k == "group")}
+            key: {
+                k: list(v) if isinstance(v, tuple) else v
+                for k, v in value.items()
+                if not (key == "progress" and k == "group")
+            }
             for key, value in asdict(self).items()
             if value is not None
         }
@@ -249,7 +253,9 @@ def _progress(s: _Section | None) -> ProgressSpec | None:
     if pattern is not None:
         groups = re.compile(pattern).groupindex
         if not groups:
-            raise SpecError(f"{s.where}.pattern", pattern, r"name the group that holds the value, e.g. step=(?P<step>\d+)")
+            raise SpecError(
+                f"{s.where}.pattern", pattern, r"name the group that holds the value, e.g. step=(?P<step>\d+)"
+            )
         group = min(groups, key=groups.__getitem__)
     if json_field == "":
         raise SpecError(f"{s.where}.json_field", json_field, "name the field that holds the value, e.g. step")
@@ -286,7 +292,9 @@ def _objects(s: _Section | None) -> ObjectsSpec | None:
         raise SpecError(s.where, s.data, "give exactly one of uri (s3://bucket/prefix) and path (an absolute folder)")
     place = uri if uri is not None else path
     if not re.match(r"s3://[^/]+|/", place):
-        raise SpecError(f"{s.where}.{'uri' if uri is not None else 'path'}", place, "write s3://bucket/prefix or an absolute folder")
+        raise SpecError(
+            f"{s.where}.{'uri' if uri is not None else 'path'}", place, "write s3://bucket/prefix or an absolute folder"
+        )
     spec = ObjectsSpec(uri=place, within=s.seconds("within", 600.0), min_new=s.integer("min_new", 1, least=1))
     return s.finish(spec)
 
@@ -305,7 +313,9 @@ def _done(s: _Section | None) -> DoneSpec | None:
         return None
     pattern = s.pattern("pattern", None)
     if pattern is None:
-        raise SpecError(f"{s.where}.pattern", None, "write the pattern of the line that the job prints when its work is complete")
+        raise SpecError(
+            f"{s.where}.pattern", None, "write the pattern of the line that the job prints when its work is complete"
+        )
     return s.finish(DoneSpec(pattern=pattern))
 
 
@@ -350,7 +360,9 @@ class _Section:
     def finish(self, spec: Any = None) -> Any:
         for key in self.data:
             if key not in self._read:
-                raise SpecError(f"{self.where}.{key}", self.data[key], f"no such field; there are {', '.join(sorted(self._read))}")
+                raise SpecError(
+                    f"{self.where}.{key}", self.data[key], f"no such field; there are {', '.join(sorted(self._read))}"
+                )
         return spec
 
     def text(self, key: str, default: str | None) -> Any:
@@ -372,7 +384,9 @@ class _Section:
     def seconds(self, key: str, default: float | None, zero: bool = False) -> Any:
         value = self._numeric(key, default, float, "a number of seconds")
         if value is not None and (value < 0 or (value == 0 and not zero)):
-            raise SpecError(f"{self.where}.{key}", self.data[key], f"write a number of seconds {'from 0 up' if zero else 'above 0'}")
+            raise SpecError(
+                f"{self.where}.{key}", self.data[key], f"write a number of seconds {'from 0 up' if zero else 'above 0'}"
+            )
         return value
 
     def number(self, key: str, default: float, least: float) -> float:
@@ -429,6 +443,8 @@ def _check_pattern(pattern: str, where: str) -> None:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise SpecError(where, pattern, f"not a regular expression ({error}); fix it, or escape the character") from None
+        raise SpecError(
+            where, pattern, f"not a regular expression ({error}); fix it, or escape the character"
+        ) from None
     if compiled.search(""):
         raise SpecError(where, pattern, "it matches an empty line, hence any log; write what the line must say")
