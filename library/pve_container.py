@@ -53,6 +53,12 @@ options:
     description: Seconds a clean shutdown may take.
     type: int
     default: 60
+  address_timeout:
+    description:
+      - With O(state=started), seconds until the container must have the addresses that its networks declare.
+      - A static address is expected as it is written, V(dhcp) and V(auto) any global one.
+    type: int
+    default: 60
 notes:
   - O(container.template), O(container.ssh_public_keys) and O(container.password) matter at creation alone. Proxmox
     does not tell what they were, so a later change of them is not seen.
@@ -120,6 +126,10 @@ status:
   description: V(running), V(stopped) or V(absent), after the change or as predicted.
   returned: success
   type: str
+runs_now:
+  description: Whether it runs at the end of this task. In check mode that is what it does, RV(status) what it would do.
+  returned: success
+  type: bool
 addresses:
   description: Its global addresses by interface; empty unless it runs.
   returned: success
@@ -162,6 +172,7 @@ api_calls:
   elements: str
 """
 
+import time
 from dataclasses import replace
 
 from ansible.module_utils.basic import AnsibleModule
@@ -297,15 +308,29 @@ class Run:
             )
         return after
 
+    def _addresses(self) -> dict[str, list[str]]:
+        """The container's addresses, waited for where the declaration promises some: the API tells no event."""
+        deadline = time.monotonic() + self.params["address_timeout"]
+        while True:
+            found = self.life.addresses()
+            absent = plan.missing_addresses(self.container, found) if self.state == "started" else []
+            if not absent or self.module.check_mode:
+                return found
+            if time.monotonic() > deadline:
+                self.fail(absent)
+            time.sleep(0.2)
+
     def _exit(self, before, after, keys: set[str]) -> None:
-        addresses = {}
-        if after is not None and after.running and not self.module.check_mode:
-            addresses = self.life.addresses()
+        runs_now = bool(
+            (before if self.module.check_mode else after) and (before if self.module.check_mode else after).running
+        )
+        addresses = self._addresses() if runs_now and self.state != "absent" else {}
         self.module.exit_json(
             **self.result(
                 changed=bool(self.steps),
                 status=plan.view(after, set())["state"],
                 addresses=addresses,
+                runs_now=runs_now,
                 predicted=False,
                 pending=sorted(after.pending) if after else [],
                 diff={"before": plan.view(before, keys), "after": plan.view(after, keys)},
@@ -321,6 +346,7 @@ class Run:
                 predicted=True,
                 status=after["state"],
                 addresses={},
+                runs_now=False,
                 pending=[],
                 steps=[] if self.state == "absent" else ["create", *(["start"] if self.state == "started" else [])],
                 diff={"before": {"state": "absent"}, "after": after},
@@ -339,9 +365,9 @@ def main() -> None:
             "restart": {"type": "str", "choices": ["when_needed", "never"], "default": "when_needed"},
             "force": {"type": "bool", "default": False},
             "shutdown_timeout": {"type": "int", "default": 60},
+            "address_timeout": {"type": "int", "default": 60},
         },
         supports_check_mode=True,
-        **options.CONSTRAINTS,
     )
     options.require_libraries(module)
     run = Run(module)

@@ -78,9 +78,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.pve.preflight i
 
 
 def main() -> None:
-    module = AnsibleModule(
-        argument_spec={**options.connection(), **options.container()}, supports_check_mode=True, **options.CONSTRAINTS
-    )
+    module = AnsibleModule(argument_spec={**options.connection(), **options.container()}, supports_check_mode=True)
     options.require_libraries(module)
     preflight = Preflight(module.params)
     try:

@@ -54,8 +54,9 @@ _KINDS = (
 class ApiError(Exception):
     """A call that failed.
 
-    ``kind`` is one word: unreachable, dropped, tls, no_ca, timeout, not_proxmox, unauthorized, forbidden, bad_request,
-    absent, locked, no_quorum, node_unreachable, conflict, exists, storage_full, task_failed, task_timeout, refused.
+    ``kind`` is one word: unreachable, dropped, tls, no_ca, no_credentials, timeout, not_proxmox, unauthorized,
+    forbidden, bad_request, absent, locked, no_quorum, node_unreachable, conflict, exists, storage_full, task_failed,
+    task_timeout, refused.
     ``status`` is the HTTP status, or None where none came back.
     """
 
@@ -235,14 +236,15 @@ def connect(options: dict) -> Api:
         verify = str(Path(options["api_ca_path"]).expanduser())
         if not Path(verify).is_file():
             raise ApiError("no_ca", f"api_ca_path is {verify!r}: there is no such file")
-    credentials = (
-        {"password": options["api_password"]}
-        if options.get("api_password")
-        else {
+    if options.get("api_password"):
+        credentials = {"password": options["api_password"]}
+    elif options.get("api_token_id") and options.get("api_token_secret"):
+        credentials = {
             "token_name": options["api_token_id"].rpartition("!")[2],
             "token_value": options["api_token_secret"],
         }
-    )
+    else:
+        raise ApiError("no_credentials", f"{where}: neither a token with its secret nor a password is given")
     # A proxy for the internet is not one for this machine.
     proxies = {"http": "", "https": ""} if host in ("localhost", "::1") or host.startswith("127.") else None
     try:
@@ -269,7 +271,7 @@ def identity(options: dict) -> str:
     """Who the API sees: ``root@pam`` or ``root@pam!token``."""
     if options.get("api_password"):
         return options["api_user"]
-    return f"{options['api_user']}!{options['api_token_id'].rpartition('!')[2]}"
+    return f"{options['api_user']}!{(options.get('api_token_id') or '').rpartition('!')[2]}"
 
 
 class PveshSession(CommandBaseSession):

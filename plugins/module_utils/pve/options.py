@@ -42,14 +42,6 @@ def connection() -> dict:
     }
 
 
-#: Constraints among the options of ``connection``.
-CONSTRAINTS = {
-    "required_one_of": [("api_token_id", "api_password")],
-    "mutually_exclusive": [("api_token_id", "api_password")],
-    "required_together": [("api_token_id", "api_token_secret")],
-}
-
-
 def container() -> dict:
     """Option ``container`` of doc fragment ``pve.container``."""
 
@@ -139,6 +131,7 @@ def api_problem(error: api.ApiError, params: dict) -> plan.Problem:
             params.get("api_ca_path"),
             "Give the certificate of the node's own authority (/etc/pve/pve-root-ca.pem), and the name it certifies.",
         ),
+        "no_credentials": ("pve_api_token_secret", "not given", "Give it, or pve_api_password."),
         "no_ca": ("pve_api_ca_path", params.get("api_ca_path"), "Give a file that is there, on the controller."),
         "not_proxmox": ("pve_api_host", host, "Give the address of a Proxmox API."),
         "unauthorized": (
@@ -169,4 +162,8 @@ def fail(module, problems: list[plan.Problem], **result) -> None:
 
 def may_be_unavailable(module, error: api.ApiError) -> bool:
     """Whether ``error`` only says that the node is not up yet, which a prediction may accept."""
-    return module.check_mode and module.params["unavailable_ok"] and error.kind in ("unreachable", "no_ca")
+    return (
+        module.check_mode
+        and module.params["unavailable_ok"]
+        and error.kind in ("unreachable", "no_ca", "no_credentials")
+    )

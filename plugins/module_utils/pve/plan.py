@@ -471,6 +471,32 @@ def power(state: str, after: Container, managed: set[str], restart: str) -> tupl
     return [], waiting
 
 
+def missing_addresses(container: dict, found: dict[str, list[str]]) -> list[Problem]:
+    """The declared addresses that are not among ``found``, the global addresses by interface."""
+    problems = []
+    for network in container.get("networks") or []:
+        there = found.get(network["name"], [])
+        for option, colon in (("ip", False), ("ip6", True)):
+            address = network.get(option)
+            if address in (None, "manual"):
+                continue
+            expected = address.partition("/")[0] if "/" in address else None
+            if not any(_same_address(item, expected) if expected else (":" in item) == colon for item in there):
+                problems.append(
+                    Problem(
+                        f"container.networks[{network['name']}].{option}",
+                        address,
+                        f"the running container has {', '.join(there) or 'no address'} there",
+                        "See the container's own network log (journalctl -b -u networking -u systemd-networkd).",
+                    )
+                )
+    return problems
+
+
+def _same_address(one: str, other: str) -> bool:
+    return ipaddress.ip_address(one) == ipaddress.ip_address(other)
+
+
 def predict(before: Container | None, delta: dict[str, str | None]) -> Container:
     """The container after ``delta``, as far as this can be foretold: what does not hotplug becomes pending."""
     start = before or Container({})
