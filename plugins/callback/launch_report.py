@@ -43,12 +43,14 @@ import tempfile
 from pathlib import Path
 
 from ansible import constants as C
+from ansible import context
 from ansible.plugins.callback import CallbackBase
 from ansible.template import Templar
 
+from ansible_collections.dflash.launchproof.plugins.module_utils.job.spec import declared_units
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.render import table
-from ansible_collections.dflash.launchproof.plugins.module_utils.report import Failure, Report, unit_names
+from ansible_collections.dflash.launchproof.plugins.module_utils.report import Failure, Report
 
 PROVING_ACTIONS = ("dflash.launchproof.launch_proof", "launch_proof")
 
@@ -61,7 +63,7 @@ class CallbackModule(CallbackBase):
 
     def __init__(self):
         super().__init__()
-        self._report = Report()
+        self._report = Report(check=bool(context.CLIARGS.get("check")))
         self._stage = "preflight"
         self._redact = Redactor([]).text
 
@@ -84,9 +86,8 @@ class CallbackModule(CallbackBase):
             except Exception as error:  # whatever is wrong with a declaration, the run's own tasks will say it better
                 self._display.vvv(f"launch_report: launchproof_declared of {host.name}: {error}")
                 jobs = ["?"]
-            for job in jobs or []:
-                for unit in unit_names(job):
-                    self._report.declare(host.name, unit)
+            for unit in declared_units(jobs):
+                self._report.declare(host.name, unit)
 
     # -- what happens --------------------------------------------------------------------------------------------------
 

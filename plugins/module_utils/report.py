@@ -40,28 +40,14 @@ class Failure:
     unreachable: bool = False
 
 
-def unit_names(job: Any) -> list[str]:
-    """The systemd units of one declared job, in order of declaration.
-
-    Tolerant on purpose: a job that preflight will refuse has a row as well.
-
-    >>> unit_names({"name": "training"})
-    ['training.service']
-    >>> unit_names({"name": "extraction", "instances": [{"id": "1"}, {"id": "2"}]})
-    ['extraction@1.service', 'extraction@2.service']
-    """
-    name = str(job.get("name") or "?") if isinstance(job, dict) else str(job)
-    instances = job.get("instances") if isinstance(job, dict) else None
-    if not isinstance(instances, list) or not instances:
-        return [f"{name}.service"]
-    ids = [i.get("id", "?") if isinstance(i, dict) else i for i in instances]
-    return [f"{name}@{i}.service" for i in ids]
-
-
 @dataclass
 class Report:
-    """What a run has shown so far; rows() and as_dict() can be asked at any moment."""
+    """What a run has shown so far; rows() and as_dict() can be asked at any moment.
 
+    check: the run only predicts, so that a job which nothing was seen of is predicted, not missing.
+    """
+
+    check: bool = False
     declared: list[tuple[str, str]] = field(default_factory=list)
     failures: dict[str, Failure] = field(default_factory=dict)
     proven: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -87,42 +73,45 @@ class Report:
         return [self.proven.get(key) or self._unproven(*key) for key in self.declared]
 
     def verdict(self) -> str:
-        """``predicted`` in check mode, ``ok`` where every row is, else ``failed``."""
-        rows = self.rows()
-        if any(not row["ok"] and row["code"] != "would_start" for row in rows):
+        """``failed`` where a row is not ok; else ``predicted`` in check mode, ``ok`` otherwise."""
+        if any(row["ok"] is False for row in self.rows()):
             return "failed"
-        return "predicted" if any(row["code"] in (None, "would_start") for row in rows) else "ok"
+        return "predicted" if self.check else "ok"
 
     def as_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "verdict": self.verdict(), "jobs": self.rows()}
 
     def _cause(self, host: str) -> Optional[Failure]:
-        """The failure that kept this host from its launch: its own, or else the one that ended the whole run.
+        """The failure that kept this host from its launch: its own, or else one of a host that others stand on.
 
-        A deployment ends early when every host of a play failed, the local node's play included; the hosts that never
-        had a turn then show that failure.
+        A deployment ends when the play that brings the local node up fails; the hosts that never had a turn then show
+        that failure. One job host's failure says nothing of another.
         """
         if host in self.failures:
             return self.failures[host]
-        return next((f for f in self.failures.values()), None)
+        job_hosts = {name for name, _unit in self.declared}
+        return next((failure for name, failure in self.failures.items() if name not in job_hosts), None)
 
     def _unproven(self, host: str, unit: str) -> dict[str, Any]:
         cause = self._cause(host)
-        if cause is None:
-            code, stage = "not_reached", "launch_proof"
-            remedy = "The play ended before this job's launch was proved; run it again without leaving steps out."
-            evidence: dict[str, Any] = {}
-        else:
+        evidence: dict[str, Any] = {}
+        if cause is not None:
             code = "unreachable" if cause.unreachable else CODE_OF_STAGE.get(cause.stage, "not_reached")
             stage, remedy = cause.stage, cause.message
             evidence = {"failed_host": cause.host, "task": cause.task, "message": cause.message}
+        elif self.check:
+            code, stage, remedy = None, "launch_proof", ""
+            evidence = {"not_predicted": "the host is not there yet; its launch can be predicted once it is"}
+        else:
+            code, stage = "not_reached", "launch_proof"
+            remedy = "The play ended before this job's launch was proved; run it again without leaving steps out."
         return {
             "host": host,
             "unit": unit,
             "run_id": None,
             "stage": stage,
             "code": code,
-            "ok": False,
+            "ok": code is None,
             "seconds": 0.0,
             "remedy": remedy,
             "evidence": evidence,
