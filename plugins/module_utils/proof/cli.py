@@ -1,0 +1,121 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""C(launchproof) on the target. Exit status: 0 proved, 1 a failure that has a name, 2 nobody could look."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, render, session
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError
+
+OK, FAILED, BLIND = 0, 1, 2
+LINE_EVERY = 1.0  # s between live lines on a terminal
+
+
+def own_program(paths: ledger.Paths) -> str:
+    """Path of a zipapp with this very code: the one that runs, or one built from the modules that were imported."""
+    from ansible_collections.dflash.launchproof.plugins.module_utils.proof import bundle  # it imports this module
+
+    return session.install_bundle(paths, bundle.build())
+
+
+def drive(request: dict, paths: ledger.Paths, quiet: bool) -> dict:
+    """Prove a request by a detached prover, with a live line on standard error, and return the document."""
+    session.plan(request, paths)
+    armed = session.begin(request, paths, lambda: own_program(paths))
+    offset, rows, document, last = 0, {}, None, ""
+    while document is None:
+        news = session.follow(armed["session"], offset, LINE_EVERY, paths)
+        offset, document = news["offset"], news["verdict"]
+        rows.update((event["unit"], event["row"]) for event in news["events"] if event["event"] == "verdict")
+        line = session.live_line(armed["session"][:8], rows, news["status"])
+        if not quiet and document is None and line != last:
+            print(line, file=sys.stderr, flush=True)
+            last = line
+    names = {job["unit"] for job in request["units"]}
+    return dict(document, jobs=[row for row in document["jobs"] if row["unit"] in names])
+
+
+def report(document: dict, options: argparse.Namespace) -> int:
+    """Print a document and return the exit status."""
+    rows = document["jobs"]
+    if options.json:
+        print(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False))
+    elif options.junit:
+        print(render.junit(rows))
+    else:
+        print(render.table(rows))
+    if any(row["code"] == "observer_blind" for row in rows):
+        return BLIND
+    return OK if all(row["ok"] for row in rows) else FAILED
+
+
+def launcher_of(options: argparse.Namespace) -> dict | None:
+    """What the command line says about a foreign launcher."""
+    found = {}
+    for name in ("script", "output"):
+        path = getattr(options, "launcher_" + name)
+        if path:
+            with open(path, encoding="utf-8", errors="replace") as handle:
+                found[name] = handle.read()
+    if options.launcher_rc is not None:
+        found["rc"] = options.launcher_rc
+    if options.launcher_end_mark:
+        found["end_mark"] = options.launcher_end_mark
+    return found or None
+
+
+def prove(options: argparse.Namespace, paths: ledger.Paths) -> int:
+    parameters = {
+        "state": options.state,
+        "restart": "when_changed",
+        "jobs": [{"unit": unit, "log": options.log} for unit in options.units],
+        "launcher": launcher_of(options),
+        "timeout": options.timeout,
+    }
+    if options.proof:
+        with open(options.proof, encoding="utf-8") as handle:
+            proof = json.load(handle)
+        for job in parameters["jobs"]:
+            job["proof"] = proof
+    return report(drive(session.make_request(parameters, paths), paths, options.quiet), options)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="launchproof", description="Start jobs as systemd units and prove that they work.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    out = argparse.ArgumentParser(add_help=False)
+    out.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    out.add_argument("--junit", action="store_true", help="print the verdict as JUnit XML")
+    out.add_argument("--quiet", action="store_true", help="no live lines")
+    foreign = argparse.ArgumentParser(add_help=False)
+    foreign.add_argument("--launcher-script", metavar="FILE", help="the shell text that was to launch the job")
+    foreign.add_argument("--launcher-rc", type=int, metavar="N", help="its exit status as the caller saw it")
+    foreign.add_argument("--launcher-output", metavar="FILE", help="what it printed")
+    foreign.add_argument("--launcher-end-mark", metavar="TEXT", help="what its last command would have printed")
+    one = commands.add_parser("prove", parents=[out, foreign], help="prove units, without starting or stopping anything")
+    one.add_argument("units", nargs="*", metavar="UNIT", help="default: every job delivered to this machine")
+    one.add_argument("--state", choices=["observed", "started", "restarted"], default="observed", help="start them too")
+    one.add_argument("--proof", metavar="FILE", help="proof spec as JSON, instead of the delivered job's")
+    one.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
+    one.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof")
+    one.set_defaults(function=prove)
+    return top
+
+
+def main(argv: list) -> int:
+    if argv[:1] in (["begin-run"], ["end-run"]):
+        return ledger.main(argv)
+    if argv[:1] == ["prover"]:
+        return session.prover_main(argv[1])
+    options = parser().parse_args(argv)
+    try:
+        return options.function(options, ledger.Paths())
+    except (session.SessionError, SpecError, OSError, ValueError) as error:
+        print("launchproof: %s" % error, file=sys.stderr)
+        return BLIND

@@ -1,0 +1,861 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Prover sessions: plan, arm a detached prover, follow it, find it again.
+
+A session is a folder. C(request.json) says what to prove, C(armed) that the prover holds the locks, C(baseline.json) how
+things were before the start and that it was ordered, C(events.jsonl) and C(status.json) how it goes, C(verdict.json) how
+it ended. The prover is a transient unit of its own, so it outlives whoever asked; it holds C(lock) while it lives, so
+that a killed prover is seen and replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict, replace
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, render
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
+    Baseline,
+    StartAnswer,
+    UnitState,
+    Unknown,
+    Verdict,
+)
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.scan import Scanner
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import logfile, systemd
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import NAMES, Loop
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.gpu import GpuSource
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.objects import ObjectsSource
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import Spec, validate
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch import UnitWatch, Watch, make_loop
+
+ARM_TIMEOUT = 20.0  # s until the prover must have armed
+LOCK_TIMEOUT = 5.0  # s that a prover which was told to let go may take
+STOP_SLACK = 1200.0  # s that systemd gives the prover beyond the proof's own hard end, for the stop of the old runs
+STATUS_EVERY = 0.5  # s between writes of status.json
+KEEP_SESSIONS = 50  # finished sessions that stay readable
+ACTIVE = ("active", "reloading", "activating", "deactivating")
+
+
+class SessionError(Exception):
+    """The proof could not be begun or followed: nobody could look. Not a statement about the job."""
+
+
+# ---- requests ----
+
+
+def unit_name(name: str) -> str:
+    """A unit's full name: systemctl takes "training" for "training.service", file names do not."""
+    return name if re.search(r"\.(service|target|scope|slice)$", name) else name + ".service"
+
+
+def complete_job(job: dict, paths: ledger.Paths, launcher: dict | None = None, timeout: float | None = None) -> dict:
+    """Fill a unit's request from its delivered job file, and validate its proof. Raises SpecError."""
+    unit = unit_name(job["unit"])
+    delivered = ledger.read_json(paths.job(unit)) or {}
+    proof = job.get("proof")
+    if proof is None:
+        proof = delivered.get("proof") or {}
+    proof = dict(proof)
+    if launcher:
+        proof["launcher"] = launcher
+    if timeout:
+        proof["deadlines"] = dict(proof.get("deadlines") or {}, total=timeout)
+    validate(proof, "jobs[%s].proof" % unit)
+    return {
+        "unit": unit,
+        "digest": job.get("digest") or (delivered.get("digest") if job.get("proof") is None else None),
+        "proof": proof,
+        "log": job.get("log") or None,
+        "user": job.get("user") or delivered.get("user") or "",
+        "secrets_file": delivered.get("secrets_file"),
+        "env": delivered.get("env") or {},
+    }
+
+
+def declared_jobs(paths: ledger.Paths) -> list:
+    """Every unit whose job file was delivered to this machine."""
+    try:
+        names = sorted(os.listdir(paths.jobs))
+    except FileNotFoundError:
+        return []
+    return [{"unit": name[: -len(".json")]} for name in names if name.endswith(".json")]
+
+
+def read_environment_file(path: str | None) -> dict:
+    """Parse an EnvironmentFile= as systemd does, as far as the role writes it: NAME=value, NAME="value" with escapes."""
+    values = {}
+    if not path:
+        return values
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as handle:
+            lines = handle.read().splitlines()
+    except OSError:
+        return values
+    for line in lines:
+        name, equals, value = line.strip().partition("=")
+        if not equals or name.startswith(("#", ";")):
+            continue
+        if len(value) >= 2 and value[0] == value[-1] == '"':
+            value = re.sub(r"\\(.)", r"\1", value[1:-1])
+        elif len(value) >= 2 and value[0] == value[-1] == "'":
+            value = value[1:-1]
+        values[name] = value
+    return values
+
+
+# ---- plan ----
+
+
+def running_digest(paths: ledger.Paths, unit: str, run_id: str | None) -> str | None:
+    """Digest of the job that run I(run_id) was started from, from its manifest."""
+    if not run_id:
+        return None
+    manifest = ledger.read_json(os.path.join(paths.run(unit, run_id), "manifest.json")) or {}
+    return manifest.get("digest")
+
+
+def completed_run(paths: ledger.Paths, unit: str, spec: Spec) -> str | None:
+    """Id of the last run when it ended well by its own certificate and its log says that the work is done."""
+    run_id = ledger.current_run(paths, unit)
+    if not run_id or spec.done is None:
+        return None
+    folder = paths.run(unit, run_id)
+    certificate = ledger.read_json(os.path.join(folder, "exit.json")) or {}
+    if (certificate.get("exit_code"), certificate.get("exit_status")) != ("exited", "0"):
+        return None
+    path = spec.log.path or os.path.join(folder, "log")
+    scanner = Scanner(spec)
+    try:
+        size = os.stat(path).st_size
+        for piece in [logfile.old_bytes(path, logfile.identity(path))] if size else []:
+            scanner.feed(piece, 0.0)
+    except OSError:
+        return None
+    scanner.settle(0.0, ended=True)
+    return run_id if scanner.log(path).done else None
+
+
+def plan_action(state: str, restart: str, wanted: str | None, active: bool, running: str | None, completed: bool) -> tuple:
+    """Return (action, why) for one unit. Pure.
+
+    I(wanted) is the declared digest or None, I(running) that of the current run; action is one of observe, start,
+    restart, pending. C(restart=always) restarts what runs, C(never) leaves it and says that it is pending.
+    """
+    if state == "observed":
+        return "observe", "state is observed"
+    if state == "restarted":
+        return ("restart", "state is restarted") if active else ("start", "it does not run")
+    same = wanted is None or wanted == running
+    if active:
+        if restart == "always":
+            return "restart", "restart is always"
+        if same:
+            return "observe", "it runs with this configuration"
+        if restart == "never":
+            return "pending", "it runs with another configuration and restart is never"
+        return "restart", "it runs with another configuration"
+    if completed and restart != "always" and wanted is not None and wanted == running:
+        return "observe", "it completed with this configuration"
+    return "start", "it does not run"
+
+
+def plan(request: dict, paths: ledger.Paths) -> list:
+    """Decide what each unit of the request needs; adds C(action), C(why), C(before), C(run_id) to its entries."""
+    units = [job["unit"] for job in request["units"]]
+    shown = systemd.show(units)
+    for job in request["units"]:
+        state, _properties = shown[job["unit"]]
+        if isinstance(state, Unknown):
+            raise SessionError(state.why)
+        spec = validate(job["proof"])
+        active = state.active_state in ACTIVE
+        run_id = systemd.invocation(job["unit"]) or state.invocation_id or ledger.current_run(paths, job["unit"])
+        running = running_digest(paths, job["unit"], run_id)
+        completed = not active and completed_run(paths, job["unit"], spec) is not None
+        action, why = plan_action(request["state"], request["restart"], job["digest"], active, running, completed)
+        job.update(action=action, why=why, run_id=run_id, before={"active_state": state.active_state, "digest": running})
+    return request["units"]
+
+
+# ---- locks ----
+
+
+def held(path: str) -> bool:
+    """Whether some process holds the lock file I(path)."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def lock_holder(paths: ledger.Paths, unit: str) -> str | None:
+    """Id of the session whose prover holds the lock of I(unit)."""
+    path = os.path.join(paths.locks, unit)
+    if not held(path):
+        return None
+    try:
+        with open(path, encoding="ascii") as handle:
+            return handle.read().strip() or None
+    except OSError:
+        return None
+
+
+def take_lock(path: str, text: str, timeout: float) -> int | None:
+    """Lock the file I(path) and write I(text) into it; None when somebody else holds it for longer than I(timeout) s."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    def give_up(_signal, _frame):
+        raise TimeoutError
+
+    previous = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, max(timeout, 0.001))
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except TimeoutError:
+        os.close(descriptor)
+        return None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, text.encode(), 0)
+    return descriptor
+
+
+# ---- the controlling side ----
+
+
+def new_session_id() -> str:
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + "-" + secrets.token_hex(4)
+
+
+def session_folder(paths: ledger.Paths, session: str) -> str:
+    if not re.fullmatch(r"[0-9A-Za-z-]{1,64}", session):
+        raise SessionError("%r is no session id" % session)
+    return os.path.join(paths.sessions, session)
+
+
+def find_session(request: dict, paths: ledger.Paths) -> str | None:
+    """A running session that already proves what the request asks for: the same units, the same digests, a start."""
+    if request["state"] != "started" or request["restart"] == "always":
+        return None
+    holders = {lock_holder(paths, job["unit"]) for job in request["units"]}
+    if len(holders) != 1 or None in holders:
+        return None
+    session = holders.pop()
+    other = ledger.read_json(os.path.join(session_folder(paths, session), "request.json"))
+    if other is None:
+        return None
+    digests = {job["unit"]: job["digest"] for job in other["units"]}
+    return session if all(digests.get(job["unit"], "") == job["digest"] for job in request["units"]) else None
+
+
+def ask_to_let_go(request: dict, paths: ledger.Paths) -> None:
+    """Tell the provers that hold a unit of this request to end: the newest request counts."""
+    for job in request["units"]:
+        holder = lock_holder(paths, job["unit"])
+        if holder and job["action"] != "observe":
+            with contextlib.suppress(OSError):
+                ledger.write_json(os.path.join(session_folder(paths, holder), "release"), {"by": request["session"]})
+
+
+def make_request(parameters: dict, paths: ledger.Paths) -> dict:
+    """A session's request out of the module's or the command line's parameters. Raises SessionError and SpecError."""
+    jobs = parameters.get("jobs")
+    if not jobs:
+        if parameters["state"] != "observed":
+            raise SessionError("jobs is empty: name at least one unit, or use state=observed for all that were delivered")
+        jobs = declared_jobs(paths)
+        if not jobs:
+            raise SessionError("jobs is empty and %s holds no job: name the units" % paths.jobs)
+    launcher = {key: value for key, value in (parameters.get("launcher") or {}).items() if value is not None}
+    units = [complete_job(job, paths, launcher, parameters.get("timeout")) for job in jobs]
+    names = [job["unit"] for job in units]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise SessionError("jobs names %s more than once: keep one" % twice[0])
+    return {
+        "schema": 1,
+        "session": parameters.get("session") or new_session_id(),
+        "state": parameters["state"],
+        "restart": parameters.get("restart") or "when_changed",
+        "host": parameters.get("host") or socket.gethostname(),
+        "units": units,
+    }
+
+
+def begin(request: dict, paths: ledger.Paths, install) -> dict:
+    """Arm the request's session, or take the one that already proves the same. Return the request that counts.
+
+    I(install)() puts the prover's program in place and returns its path.
+    """
+    folder = session_folder(paths, request["session"])
+    existing = ledger.read_json(os.path.join(folder, "request.json"))
+    if existing is None:
+        running = find_session(request, paths)
+        if running is not None:
+            for job in request["units"]:
+                job.update(action="observe", why="session %s proves it already" % running)
+            return dict(request, session=running)
+    else:
+        request = existing
+    arm(request, paths, request.get("program") or install())
+    return request
+
+
+def predicted_rows(request: dict) -> list:
+    """Rows of check mode: what would be done, nothing that was seen."""
+    return [
+        {
+            "host": request["host"],
+            "unit": job["unit"],
+            "run_id": job["run_id"] if job["action"] == "observe" else None,
+            "stage": "launch_proof",
+            "code": {"observe": None, "pending": "restart_pending"}.get(job["action"], "would_start"),
+            "ok": True,
+            "seconds": 0.0,
+            "remedy": "",
+            "evidence": {"action": job["action"], "why": job["why"]},
+            "also_observed": [],
+        }
+        for job in request["units"]
+    ]
+
+
+def result(request: dict, document: dict | None, diff: bool) -> dict:
+    """What the module returns: the plan's part, and the document's where there is one."""
+    changes = [job for job in request["units"] if job["action"] in ("start", "restart")]
+    names = {job["unit"] for job in request["units"]}
+    found = {
+        "changed": bool(changes),
+        "started": [job["unit"] for job in changes],
+        "verdict": document["verdict"] if document else None,
+        "jobs": [row for row in document["jobs"] if row["unit"] in names] if document else [{"unit": job["unit"]} for job in request["units"]],
+    }
+    if document and document["verdict"] != "predicted":
+        found["session"] = request["session"]
+        found["verdict"] = "ok" if all(row["ok"] for row in found["jobs"]) else "failed"
+    if diff and changes:
+        before = ["%s: %s, digest %s\n" % (job["unit"], job["before"]["active_state"], job["before"]["digest"]) for job in changes]
+        after = ["%s: %sed, digest %s\n" % (job["unit"], job["action"], job["digest"]) for job in changes]
+        found["diff"] = {"before": "".join(before), "after": "".join(after)}
+    return found
+
+
+def install_bundle(paths: ledger.Paths, data: bytes) -> str:
+    """Put the zipapp where the prover can run it from after the caller has gone, and return its path."""
+    folder = os.path.join(paths.state, "lib")
+    path = os.path.join(folder, "launchproof-" + hashlib.sha256(data).hexdigest()[:16])
+    if os.path.exists(path):
+        return path
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    temporary = "%s.%d" % (path, os.getpid())
+    with open(temporary, "wb") as handle:
+        handle.write(data)
+        os.fchmod(handle.fileno(), 0o755)
+    os.rename(temporary, path)
+    return path
+
+
+def spawn(folder: str, request: dict, program: str) -> None:
+    """Start the prover of a session, outside of the caller's control group and terminal."""
+    unit = "launchproof-prover-%s" % request["session"]
+    errors = os.path.join(folder, "prover.err")
+    command = [sys.executable or "/usr/bin/python3", "-IS", program, "prover", folder]
+    hard_end = max(validate(job["proof"]).total for job in request["units"]) + STOP_SLACK
+    systemd_run = [
+        "systemd-run", "--quiet", "--collect", "--unit=" + unit, "--description=Proof of a launch",
+        "--property=Type=exec", "--property=StandardOutput=null", "--property=StandardError=append:" + errors,
+        "--property=RuntimeMaxSec=%d" % hard_end, "--property=OOMScoreAdjust=-500",
+        # A unit that another one names is not collected at its end, so its exit stays readable (tried, systemd 252);
+        # Before=, because with After= the prover would wait for a unit that is still starting.
+        "--property=Before=" + " ".join(job["unit"] for job in request["units"]),
+    ]  # fmt: skip
+    try:
+        answer = subprocess.run(systemd_run + command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
+        if answer.returncode == 0:
+            return
+        why = answer.stderr.strip()
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    with open(errors, "a", encoding="utf-8") as handle:
+        handle.write("launchproof: no transient unit (%s); the prover runs as a process of its own\n" % why)
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle, start_new_session=True, close_fds=True, cwd="/"
+        )
+
+
+def wait_for(folder: str, ready, timeout: float) -> bool:
+    """Wait until I(ready)() holds, looking whenever something in I(folder) changes. Return whether it does."""
+    loop = Loop()
+    end = ledger.boottime() + timeout
+    try:
+        loop.watch(folder, NAMES | 0x2, lambda _mask, _name: None)
+        while not ready():
+            left = end - ledger.boottime()
+            if left <= 0:
+                return False
+            loop.step(min(left, 1.0))
+        return True
+    finally:
+        loop.close()
+
+
+def arm(request: dict, paths: ledger.Paths, program: str) -> None:
+    """Write the session, start its prover, return when it is armed. A session that exists is left as it is.
+
+    Raises SessionError when the prover does not come up.
+    """
+    folder = session_folder(paths, request["session"])
+    armed, verdict = os.path.join(folder, "armed"), os.path.join(folder, "verdict.json")
+    if not os.path.isdir(folder):
+        ask_to_let_go(request, paths)
+        os.makedirs(paths.sessions, mode=0o755, exist_ok=True)
+        prune(paths)
+        os.mkdir(folder, 0o700)
+        ledger.write_json(os.path.join(folder, "request.json"), dict(request, program=program), mode=0o600)
+        spawn(folder, request, program)
+    if not wait_for(folder, lambda: os.path.exists(armed) or os.path.exists(verdict), ARM_TIMEOUT):
+        raise SessionError("the prover of session %s did not arm within %d s%s" % (request["session"], ARM_TIMEOUT, prover_errors(folder)))
+
+
+def prover_errors(folder: str) -> str:
+    """What the prover said on its standard error, as the end of a sentence."""
+    try:
+        with open(os.path.join(folder, "prover.err"), encoding="utf-8", errors="replace") as handle:
+            text = handle.read().strip()
+    except OSError:
+        return ""
+    return ": " + text.splitlines()[-1] if text else ""
+
+
+def prune(paths: ledger.Paths) -> None:
+    """Remove the oldest finished sessions beyond those kept."""
+    names = sorted(os.listdir(paths.sessions))
+    for name in names[: max(len(names) - KEEP_SESSIONS, 0)]:
+        folder = os.path.join(paths.sessions, name)
+        if os.path.exists(os.path.join(folder, "verdict.json")) and not held(os.path.join(folder, "lock")):
+            for entry in os.listdir(folder):
+                os.unlink(os.path.join(folder, entry))
+            os.rmdir(folder)
+
+
+def read_from(path: str, offset: int) -> bytes:
+    """Bytes of I(path) from I(offset) on, b"" where there are none."""
+    try:
+        with open(path, "rb") as handle:
+            handle.seek(offset)
+            return handle.read()
+    except FileNotFoundError:
+        return b""
+
+
+def follow(session: str, offset: int, timeout: float, paths: ledger.Paths) -> dict:
+    """Return what happened in a session since I(offset), waiting at most I(timeout) s for something to happen.
+
+    The answer has C(events), C(offset), C(status) ({unit: how it stands}) and C(verdict) (the final document or None).
+    A prover that died without a verdict is replaced by one that goes on with the same baseline.
+    """
+    folder = session_folder(paths, session)
+    events, verdict = os.path.join(folder, "events.jsonl"), os.path.join(folder, "verdict.json")
+    if not os.path.isdir(folder):
+        raise SessionError("there is no session %s on this machine any more" % session)
+
+    def news() -> bool:
+        """Only a verdict is worth an early answer; the rest can wait for the next call."""
+        return os.path.exists(verdict) or b'"event": "verdict"' in read_from(events, offset)
+
+    if not wait_for(folder, news, timeout) and not held(os.path.join(folder, "lock")) and not os.path.exists(verdict):
+        request = ledger.read_json(os.path.join(folder, "request.json"))
+        if request is None:
+            raise SessionError("session %s has no readable request" % session)
+        spawn(folder, dict(request, session="%s-%s" % (session, secrets.token_hex(2))), request["program"])
+    document = ledger.read_json(verdict)  # before the events, so that none of them is missed
+    lines = read_from(events, offset)
+    lines = lines[: lines.rfind(b"\n") + 1]
+    status = ledger.read_json(os.path.join(folder, "status.json")) or {}
+    return {
+        "events": [json.loads(line) for line in lines.splitlines()],
+        "offset": offset + len(lines),
+        "status": status.get("units", {}),
+        "verdict": document,
+    }
+
+
+def summary(rows: list) -> str:
+    """The failed rows as sentences, for a task's message."""
+    return "\n".join(render.sentence(row) for row in rows if not row["ok"])
+
+
+def live_line(host: str, rows: dict, status: dict) -> str:
+    """One line on how a host's proof stands: what is decided, then the unit whose deadline is nearest."""
+    decided = ["%s %s" % (unit, row["code"]) for unit, row in sorted(rows.items())]
+    waiting = sorted(
+        ((now["allowed"] - now["elapsed"], unit, now) for unit, now in status.items() if unit not in rows), key=lambda item: item[:2]
+    )
+    parts = ["%d decided: %s" % (len(decided), ", ".join(decided[:3]))] if decided else []
+    for _left, unit, now in waiting[:1]:
+        text = "%s: %s %.0f of %.0f s" % (unit, now["stage"], now["elapsed"], now["allowed"])
+        if now["progress"] is not None:
+            text += ", progress %s" % now["progress"]
+        elif now["missing"]:
+            text += ", %s" % now["missing"][0]
+        parts.append(text + (" | %s" % now["line"].strip() if now["line"].strip() else ""))
+    if len(waiting) > 1:
+        parts.append("%d more wait" % (len(waiting) - 1))
+    return "%s: %s" % (host, "; ".join(parts) or "the prover is at work")
+
+
+def undecided_row(unit: str, status: dict, host: str, session: str) -> dict:
+    """The row of a unit that still waits for evidence when the call ends, because another unit failed."""
+    now = status.get(unit, {})
+    return {
+        "host": host,
+        "unit": unit,
+        "run_id": now.get("run_id"),
+        "stage": "launch_proof",
+        "code": "inconclusive",
+        "ok": False,
+        "seconds": now.get("seconds", 0.0),
+        "remedy": "Its proof goes on in session %s; run the play again to see how it ended." % session,
+        "evidence": {"missing": now.get("missing", []), "proof_stage": now.get("stage")},
+        "also_observed": now.get("noticed", []),
+    }
+
+
+# ---- the prover ----
+
+
+class Prover:
+    """Proves the units of one session. Everything it learns goes into the session's folder."""
+
+    def __init__(self, folder: str, paths: ledger.Paths | None = None):
+        self.folder = folder
+        self.paths = paths or ledger.Paths()
+        self.request = ledger.read_json(os.path.join(folder, "request.json"))
+        if self.request is None:
+            raise SessionError("%s/request.json cannot be read" % folder)
+        self.session = self.request["session"]
+        self.loop, self.groups = make_loop()
+        self.rows = {}
+        self.locks = []
+        self._released = False
+        self._stages = {}
+        self._status_at = 0.0
+        self._status = {}
+        self.began = ledger.boottime()
+        self.events = open(os.path.join(folder, "events.jsonl"), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
+        self.redactors = {}
+        self.units = [self._unit(job) for job in self.request["units"]]
+        self.watch = Watch(self.loop, self.units, self._report)
+        self.loop.watch(folder, NAMES, self._on_session)
+
+    def _unit(self, job: dict) -> UnitWatch:
+        secret = read_environment_file(job.get("secrets_file"))
+        redact = self.redactors[job["unit"]] = Redactor(secret)
+        spec = validate(job["proof"])
+        template = systemd.target_of(job["unit"])
+        siblings = [other["unit"] for other in self.request["units"] if template and systemd.target_of(other["unit"]) == template]
+        item = UnitWatch(
+            job["unit"], spec, self.loop, self.groups, redact, self.paths,
+            user=job.get("user") or "", log=job.get("log"), host=self.request.get("host") or socket.gethostname(), declared=siblings,
+        )  # fmt: skip
+        if spec.gpu:
+            item.gpu_source = GpuSource(spec.gpu, dict(job.get("env") or {}))
+        if spec.objects:
+            item.objects_source = ObjectsSource(spec.objects, dict(job.get("env") or {}, **secret), self.loop, item.touch)
+        return item
+
+    def _on_session(self, _mask: int, name: str) -> None:
+        if name == "release":
+            self._released = True
+
+    def emit(self, event: str, unit: str | None = None, **data) -> None:
+        """Append one event; C(seconds) counts from the prover's start."""
+        record = {"event": event, "at": ledger.timestamp(), "seconds": round(ledger.boottime() - self.began, 3)}
+        if unit:
+            record["unit"] = unit
+            data = self.redactors[unit].data(data)
+        record.update(data)
+        self.events.write(json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n")
+
+    def run(self) -> dict:
+        """Prove all units and return the final document."""
+        self._lock()
+        ledger.write_json(os.path.join(self.folder, "armed"), {"session": self.session, "pid": os.getpid()})
+        self.emit("armed", units=[item.unit for item in self.units])
+        saved = ledger.read_json(os.path.join(self.folder, "baseline.json"))
+        self.watch.show(self.units)
+        if saved is None:
+            self._stop()
+            self._take_baselines()
+            self._start()
+        else:
+            self.emit("resumed")
+            self._restore_baselines(saved)
+        self._watch()
+        return self._finish()
+
+    def _actions(self, *wanted: str) -> list:
+        actions = {job["unit"]: job["action"] for job in self.request["units"]}
+        return [item for item in self.units if actions[item.unit] in wanted]
+
+    def _lock(self) -> None:
+        for item in sorted(self._actions("start", "restart"), key=lambda item: item.unit):
+            path = os.path.join(self.paths.locks, item.unit)
+            descriptor = take_lock(path, self.session, LOCK_TIMEOUT)
+            if descriptor is None:
+                raise SessionError("%s is being proved by session %s" % (item.unit, lock_holder(self.paths, item.unit) or "of another prover"))
+            self.locks.append(descriptor)
+
+    def _command(self, *arguments: str, on_line=None) -> subprocess.Popen:
+        """Start systemctl in the background; its errors go to I(on_line)."""
+        child = subprocess.Popen(
+            ("systemctl",) + arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            env=dict(os.environ, LC_ALL="C.UTF-8"),
+        )  # fmt: skip
+        descriptor = child.stderr.fileno()
+        os.set_blocking(descriptor, False)
+        pending = bytearray()
+
+        def read() -> None:
+            with contextlib.suppress(BlockingIOError):
+                data = os.read(descriptor, 65536)
+                pending.extend(data)
+                while b"\n" in pending:
+                    line, _newline, rest = bytes(pending).partition(b"\n")
+                    pending[:] = rest
+                    if on_line:
+                        on_line(line.decode(errors="replace"))
+                if not data:
+                    self.loop.remove(descriptor)
+                    child.stderr.close()
+                    child.wait()
+                    if on_line:
+                        on_line(None)
+
+        self.loop.add(descriptor, read)
+        return child
+
+    def _stop(self) -> None:
+        """Stop what is to be restarted, and wait until its groups are empty."""
+        stopping = self._actions("restart")
+        if stopping:
+            for item in stopping:
+                self.emit("stopping", item.unit)
+            child = self._command("stop", "--", *[item.unit for item in stopping])
+            while child.returncode is None:
+                self.loop.step(1.0)
+            self.watch.show(stopping)
+        failed = [item.unit for item in self._actions("start", "restart") if isinstance(item.state, UnitState) and item.state.active_state == "failed"]
+        if failed:
+            systemd.systemctl("reset-failed", "--", *failed)  # else the start limit of the runs before refuses this one
+            self.watch.show([item for item in self.units if item.unit in failed])
+
+    def _take_baselines(self) -> None:
+        observed = set(self._actions("observe", "pending"))
+        now = ledger.boottime()
+        for item in self.units:
+            item.take_baseline(item in observed, now)
+        self._save_baselines()
+
+    def _save_baselines(self) -> None:
+        document = {}
+        for item in self.units:
+            fields = {key: value for key, value in asdict(replace(item.baseline, processes=())).items() if key != "processes"}
+            unknown = [key for key in fields if isinstance(getattr(item.baseline, key), Unknown)]
+            document[item.unit] = {key: value for key, value in fields.items() if key not in unknown}
+        ledger.write_json(os.path.join(self.folder, "baseline.json"), document)
+
+    def _restore_baselines(self, saved: dict) -> None:
+        """Go on after a prover that was killed: with its baseline, whatever has happened since."""
+        for item in self.units:
+            fields = saved[item.unit]
+            if fields.get("log") is not None:
+                fields["log"] = tuple(fields["log"])
+            item.restore_baseline(Baseline(**fields), ledger.boottime())
+
+    def _start(self) -> None:
+        starting = self._actions("start", "restart")
+        if not starting:
+            return
+        names = [item.unit for item in starting]
+        targets = sorted({systemd.target_of(name) for name in names} - {None})
+        if targets:
+            shown = systemd.show(targets)
+            names += [name for name in targets if isinstance(shown[name][0], UnitState) and shown[name][0].load_state == "loaded"]
+        by_name = {item.unit: item for item in starting}
+
+        def on_line(line: str | None) -> None:
+            if line is None:
+                for item in starting:
+                    if item.answer.rc is None:
+                        item.answer = replace(item.answer, rc=1 if item.answer.text else 0)
+                    item.ask()
+                return
+            for name, item in by_name.items():
+                if re.search(r"(?<![\w@.-])%s(?![\w@-])" % re.escape(name), line):
+                    item.answer = read_answer(item.answer, line, name)
+                    item.ask()
+
+        for item in starting:
+            self.emit("starting", item.unit)
+            item.ask()
+        self.starter = self._command("start", "--no-ask-password", "--", *names, on_line=on_line)
+
+    starter = None
+
+    def _watch(self) -> None:
+        while not self._released:
+            active = [item for item in self.units if item.unit not in self.rows]
+            if not active:
+                return
+            self.watch.turn(active, ledger.boottime() + STATUS_EVERY)
+            self._write_status(active)
+
+    def _report(self, item: UnitWatch, answer) -> None:
+        if isinstance(answer, Verdict):
+            row = self.redactors[item.unit].data(self._row(item, answer))
+            self.rows[item.unit] = row
+            self.emit("verdict", item.unit, row=row)
+            self._write_run(item, row)
+            item.close()
+            return
+        stage = (answer.stage, item.run_id, answer.noticed)
+        if self._stages.get(item.unit) != stage:
+            self._stages[item.unit] = stage
+            self.emit("stage", item.unit, stage=answer.stage, run_id=item.run_id, missing=list(answer.missing), noticed=list(answer.noticed))
+        log = item.last_log
+        self._status[item.unit] = {
+            "stage": answer.stage,
+            "run_id": item.run_id,
+            "elapsed": round(ledger.boottime() - answer.stage_began, 1),
+            "allowed": round(answer.stage_deadline - answer.stage_began, 1),
+            "seconds": round(ledger.boottime() - item.baseline.taken_at, 3),
+            "missing": list(answer.missing),
+            "noticed": list(answer.noticed),
+            "line": log.tail[-1] if log and log.tail else "",
+            "progress": log.progress.last if log and log.progress else None,
+        }
+
+    def _row(self, item: UnitWatch, verdict: Verdict) -> dict:
+        row = render.row(verdict)
+        job = next(job for job in self.request["units"] if job["unit"] == item.unit)
+        if job["action"] == "pending" and verdict.ok:
+            row["evidence"].update(observed=verdict.code, running_digest=job["before"]["digest"], declared_digest=job["digest"])
+            row.update(code="restart_pending", remedy="It runs an older configuration; restart it when it suits, with restart: when_changed.")
+        return row
+
+    def _write_status(self, active: list) -> None:
+        now = ledger.boottime()
+        if now - self._status_at < STATUS_EVERY:
+            return
+        self._status_at = now
+        units = {item.unit: self._status[item.unit] for item in active if item.unit in self._status and item.unit not in self.rows}
+        ledger.write_json(os.path.join(self.folder, "status.json"), {"units": units})
+
+    def _write_run(self, item: UnitWatch, row: dict) -> None:
+        """Leave the verdict and this unit's events in the run's folder, where the ledger is kept for it."""
+        if not item.run_id:
+            return
+        folder = self.paths.run(item.unit, item.run_id)
+        if not os.path.isdir(folder):
+            return
+        with contextlib.suppress(OSError):
+            ledger.write_json(os.path.join(folder, "verdict.json"), dict(row, schema=1, session=self.session, at=ledger.timestamp()))
+            with open(os.path.join(self.folder, "events.jsonl"), encoding="utf-8") as handle:
+                lines = [line for line in handle if '"unit": "%s"' % item.unit in line]
+            descriptor = os.open(
+                os.path.join(folder, "events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+            )
+            with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+                handle.writelines(lines)
+
+    def _finish(self) -> dict:
+        if self.starter and self.starter.returncode is None:
+            self.starter.kill()  # only the asker ends; the start job goes on
+            self.starter.wait()
+        host = self.request.get("host") or socket.gethostname()
+        rows = [self.rows.get(item.unit) or undecided_row(item.unit, self._status, host, self.session) for item in self.units]
+        document = {
+            "schema": 1,
+            "session": self.session,
+            "verdict": "ok" if all(row["ok"] for row in rows) else "failed",
+            "jobs": rows,
+            "finished_at": ledger.timestamp(),
+        }
+        self.emit("finished", verdict=document["verdict"])
+        self.events.close()
+        ledger.write_json(os.path.join(self.folder, "verdict.json"), document)
+        return document
+
+
+def read_answer(answer: StartAnswer, line: str, unit: str) -> StartAnswer:
+    """Take one line of systemctl's about a unit's start: systemctl's log_job_error_with_service_result()."""
+    results = (
+        ("A dependency job for", "dependency"), ("Assertion failed on job for", "assert"), ("canceled", "canceled"),
+        ("timed out", "timeout"), ("skipped", "skipped"), ("failed", "failed"),
+    )  # fmt: skip
+    result = next((word for text, word in results if text in line), answer.job_result)
+    dependency = systemd.failed_dependency(unit) if result == "dependency" else ""
+    return replace(answer, rc=1, text=(answer.text + "\n" + line).strip(), job_result=result, dependency=dependency or answer.dependency)
+
+
+def prover_main(folder: str) -> int:
+    """The detached process. Always leaves a verdict.json, whatever happens to it short of SIGKILL."""
+    lock = take_lock(os.path.join(folder, "lock"), str(os.getpid()), 0.0)
+    if lock is None or os.path.exists(os.path.join(folder, "verdict.json")):
+        return 0
+    request = ledger.read_json(os.path.join(folder, "request.json")) or {"units": [], "session": os.path.basename(folder)}
+    try:
+        document = Prover(folder).run()
+    except Exception as error:  # the follower must learn of it, whatever it was
+        traceback.print_exc()
+        why = "%s: %s" % (type(error).__name__, error) if not isinstance(error, SessionError) else str(error)
+        document = failure(request, why)
+        ledger.write_json(os.path.join(folder, "verdict.json"), document)
+    return 0 if document["verdict"] == "ok" else 1
+
+
+def failure(request: dict, why: str) -> dict:
+    """The document of a session that could not look: every unit has its row."""
+    rows = [
+        {
+            "host": request.get("host") or socket.gethostname(),
+            "unit": job["unit"],
+            "run_id": None,
+            "stage": "launch_proof",
+            "code": "observer_blind",
+            "ok": False,
+            "seconds": 0.0,
+            "remedy": "The prover could not look: %s" % why,
+            "evidence": {"error": why},
+            "also_observed": [],
+        }
+        for job in request["units"]
+    ]
+    return {"schema": 1, "session": request["session"], "verdict": "failed", "jobs": rows, "error": why, "finished_at": ledger.timestamp()}

@@ -1,0 +1,235 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Follows a log by what this run wrote into it, through rename, truncation, deletion and late creation."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import LogPlace
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import CONTENT, NAMES
+
+PIECE = 256 * 1024  # bytes read at once
+PIECES = 8  # pieces of one log in a row, then other units get their turn
+HEAD, TAIL = 1 << 20, 8 << 20  # bytes of a log that was written before we came: more is not needed to see how it goes
+PROBE_BYTES = 4096  # one block: enough for ENOSPC and EDQUOT
+
+
+def identity(path: str) -> tuple | None:
+    """(device, inode, size) of I(path), None where there is no such file. Raises OSError where it cannot be known."""
+    try:
+        about = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return about.st_dev, about.st_ino, about.st_size
+
+
+class Tail:
+    """One log file. C(feed) gets each piece of new bytes; C(changed) is called when there may be something to read.
+
+    I(start) is the (device, inode, size) before the run: bytes below that size of that file are old. I(skip_middle)
+    leaves out the middle of what is there already when it is large.
+    """
+
+    def __init__(self, path: str, start: tuple | None, loop, changed, skip_middle: bool = False):
+        self.path = path
+        self.start = start
+        self.change = ""  # truncated, renamed or deleted
+        self.read_bytes = 0
+        self._skip_middle = skip_middle
+        self._loop = loop
+        self._changed = changed
+        self._file = None
+        self._position = 0
+        self._inode = None
+        self._keys = []
+        self._attach()
+
+    @property
+    def inode(self) -> tuple | None:
+        """(device, inode) of the file that is being read."""
+        return self._inode
+
+    @property
+    def exists(self) -> bool:
+        return self._file is not None
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._file).st_size if self._file is not None else 0
+
+    def close(self) -> None:
+        for key in self._keys:
+            self._loop.unwatch(key)
+        self._keys = []
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _attach(self) -> None:
+        """Open the file at the path, and watch it and the nearest folder that exists."""
+        for key in self._keys:
+            self._loop.unwatch(key)
+        folder = os.path.dirname(self.path)
+        while folder != "/" and not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        self._keys = [self._loop.watch(folder, NAMES, self._on_event)]
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return
+        about = os.fstat(descriptor)
+        self._file, self._inode = descriptor, (about.st_dev, about.st_ino)
+        same = self.start is not None and self.start[:2] == self._inode
+        self._position = self.start[2] if same and self.start[2] <= about.st_size else 0
+        # By the descriptor, because the name may lead elsewhere by now.
+        self._keys.append(self._loop.watch("/proc/self/fd/%d" % descriptor, CONTENT, self._on_event))
+
+    def _on_event(self, _mask: int, _name: str) -> None:
+        self._changed()
+
+    def read(self, feed) -> bool:
+        """Feed what is new. Return True when there is more than one turn may read."""
+        more = self._read_open(feed) if self._file is not None else False
+        if not more and self._moved():
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+            self._attach()
+            if self._file is not None:
+                more = self._read_open(feed)
+        return more
+
+    def _moved(self) -> bool:
+        """Whether the path leads to another file than the one that is open, or leads somewhere at last."""
+        try:
+            about = os.stat(self.path)
+        except OSError:
+            if self._file is not None and not self.change:
+                self.change = "deleted" if os.fstat(self._file).st_nlink == 0 else "renamed"
+            return False  # what is still written through the old name is this run's: keep reading it
+        if self._file is None:
+            return True
+        if (about.st_dev, about.st_ino) == self._inode:
+            return False
+        self.change = "deleted" if os.fstat(self._file).st_nlink == 0 else "renamed"
+        return True
+
+    def _read_open(self, feed) -> bool:
+        size = os.fstat(self._file).st_size
+        if size < self._position:
+            self.change, self._position = "truncated", 0
+        if self._skip_middle and size > HEAD + TAIL:
+            if self._position == 0:
+                for _turn in range(HEAD // PIECE):
+                    self._piece(feed)
+                feed(b"\n")
+            self._position = max(self._position, size - TAIL)
+        self._skip_middle = False
+        return all(self._piece(feed) for _turn in range(PIECES))
+
+    def _piece(self, feed) -> bool:
+        data = os.pread(self._file, PIECE, self._position)
+        if not data:
+            return False
+        if not data.strip(b"\0"):
+            # A writer without O_APPEND leaves a hole after copytruncate; skip it without reading it.
+            try:
+                self._position = os.lseek(self._file, self._position, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                self._position = os.fstat(self._file).st_size
+                return False
+            data = os.pread(self._file, PIECE, self._position)
+        self._position += len(data)
+        self.read_bytes += len(data)
+        feed(data)
+        return bool(data)
+
+
+def old_bytes(path: str, start: tuple | None) -> bytes:
+    """The last piece of what was in the log before the run, b"" where there was nothing."""
+    if start is None or start[2] == 0:
+        return b""
+    try:
+        with open(path, "rb", buffering=0) as handle:
+            about = os.fstat(handle.fileno())
+            if (about.st_dev, about.st_ino) != start[:2]:
+                return b""
+            return os.pread(handle.fileno(), min(PIECE, start[2]), max(start[2] - PIECE, 0))
+    except OSError:
+        return b""
+
+
+def mount_of(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
+    """Mount point of I(path) with type and options, for the reader of a verdict."""
+    best, words = "", ""
+    try:
+        with open(mountinfo, encoding="utf-8", errors="surrogateescape") as handle:
+            for line in handle:
+                left, _dash, right = line.partition(" - ")
+                point, options = left.split()[4:6]
+                if len(point) >= len(best) and (path == point or path.startswith(point.rstrip("/") + "/")):
+                    best, words = point, "%s %s %s" % (point, right.split()[0], options)
+    except (OSError, ValueError, IndexError):
+        return ""
+    return words
+
+
+def _try_write(path: str, user: str) -> str:
+    """Name of the errno that a write at I(path) gives to I(user), "" when it can be written. Runs in a child."""
+    folder = os.path.dirname(path)
+    probe = os.path.join(folder, ".launchproof-probe-%d" % os.getpid())
+    try:
+        if user and os.geteuid() == 0:
+            entry = pwd.getpwnam(user)
+            os.initgroups(user, entry.pw_gid)
+            os.setgid(entry.pw_gid)
+            os.setuid(entry.pw_uid)
+        if os.path.lexists(path):
+            os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC))
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.unlink(probe)
+            os.write(descriptor, b"\0" * PROBE_BYTES)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except KeyError:
+        return ""
+    except OSError as error:
+        if error.errno == errno.EACCES and os.path.lexists(path) and os.access(path, os.W_OK):
+            return ""  # the folder takes no new files, but the log itself can be written
+        return errno.errorcode.get(error.errno, str(error.errno))
+    return ""
+
+
+def probe_place(path: str, user: str) -> LogPlace:
+    """Try to write one block beside the log as the job's user, and remove it again."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, _try_write(path, user).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, encoding="ascii") as handle:
+        error = handle.read()
+    os.waitpid(child, 0)
+    free_bytes = free_inodes = None
+    folder = os.path.dirname(path)
+    try:
+        about = os.statvfs(folder)
+        free_bytes = about.f_bavail * about.f_frsize
+        free_inodes = about.f_favail if about.f_files else None
+    except OSError:
+        pass
+    return LogPlace(
+        path=path, error=error, free_bytes=free_bytes, free_inodes=free_inodes, user=user, mount=mount_of(os.path.realpath(folder))
+    )

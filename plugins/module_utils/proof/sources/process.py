@@ -1,0 +1,124 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Processes by pid, from /proc. Nothing here searches by command line."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Process, Unknown
+
+TICKS = os.sysconf("SC_CLK_TCK")
+MAX_ARGV = 4096  # bytes of a command line that are worth showing
+
+
+def read_stat(pid: int) -> dict | None:
+    """Fields of /proc/PID/stat, None where there is no such process.
+
+    C(started_at) is CLOCK_BOOTTIME, s: raw start ticks, because LXC rewrites /proc/uptime and btime but not these.
+    """
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as handle:
+            text = handle.read().decode(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the name may hold spaces and brackets: proc(5)
+    return {
+        "state": fields[0],
+        "parent": int(fields[1]),
+        "cpu": (int(fields[11]) + int(fields[12])) / TICKS,
+        "started_at": int(fields[19]) / TICKS,
+    }
+
+
+def argv(pid: int) -> tuple:
+    """Command line of a process, () where it has none (kernel thread, zombie, gone)."""
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as handle:
+            data = handle.read(MAX_ARGV)
+    except OSError:
+        return ()
+    return tuple(part.decode(errors="replace") for part in data.rstrip(b"\0").split(b"\0")) if data else ()
+
+
+def invocation_id(pid: int) -> str | None | Unknown:
+    """INVOCATION_ID of a process's environment at exec; None where it has none."""
+    path = "/proc/%d/environ" % pid
+    try:
+        with open(path, "rb") as handle:
+            for item in handle.read().split(b"\0"):
+                if item.startswith(b"INVOCATION_ID="):
+                    return item[14:].decode(errors="replace")
+    except OSError as error:
+        return Unknown("%s: %s" % (path, error.strerror))
+    return None
+
+
+def outputs(pid: int, log: tuple | None) -> tuple:
+    """Return (where a process's output goes, whether it holds the log open).
+
+    I(log) is the (device, inode) of the declared log. The first part holds the targets of fd 1 and 2 and of regular
+    files open for writing, or Unknown; the second is True, False or Unknown.
+    """
+    folder = "/proc/%d/fd" % pid
+    found = []
+    has_log = False
+    try:
+        for name in sorted(os.listdir(folder), key=int):
+            path = "%s/%s" % (folder, name)
+            try:
+                target = os.readlink(path)
+                about = os.stat(path)
+            except OSError:
+                continue
+            if stat.S_ISREG(about.st_mode) and not os.lstat(path).st_mode & stat.S_IWUSR:
+                continue  # open for reading only: the link's own mode says how, proc_pid_fd(5)
+            if log is not None and (about.st_dev, about.st_ino) == log:
+                has_log = True
+            if name in ("1", "2") or stat.S_ISREG(about.st_mode):
+                found.append(target)
+    except OSError as error:
+        why = Unknown("%s: %s" % (folder, error.strerror))
+        return why, why
+    return tuple(dict.fromkeys(found)), has_log
+
+
+def read_io(pid: int) -> int | Unknown:
+    """Bytes that a process read and wrote by any means, rchar + wchar."""
+    path = "/proc/%d/io" % pid
+    try:
+        with open(path, encoding="ascii") as handle:
+            values = dict(line.split(": ") for line in handle.read().splitlines())
+        return int(values["rchar"]) + int(values["wchar"])
+    except (OSError, ValueError, KeyError) as error:
+        return Unknown("%s: %s" % (path, error))
+
+
+def process(pid: int, main_pid: int, log: tuple | None, detailed: bool, clean=str) -> Process | None:
+    """Facts of one process, None where it has gone. I(detailed) also reads its environment and open files."""
+    fields = read_stat(pid)
+    if fields is None:
+        return None
+    details = {}
+    if detailed and fields["state"] not in "ZX":
+        where, has_log = outputs(pid, log)
+        details = {"invocation_id": invocation_id(pid), "outputs": where, "has_log": has_log}
+    return Process(
+        pid=pid,
+        started_at=fields["started_at"],
+        state=fields["state"],
+        main=pid == main_pid,
+        argv=tuple(clean(part) for part in argv(pid)),
+        **details,
+    )
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that becomes readable when the process dies; None where there is none (gone, an old kernel)."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
