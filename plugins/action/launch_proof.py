@@ -100,7 +100,9 @@ class ActionModule(ActionBase):
             arguments = {"phase": "follow", "session": session_id, "offset": news["offset"], "wait": wait, "host": self._host}
             news = self._call(arguments, task_vars)
             if news.get("failed"):
-                return dict(plan, verdict="failed", session=session_id, jobs=[rows.get(unit) or session.undecided_row(unit, {}, self._host, session_id) for unit in units])
+                for unit in units:
+                    rows.setdefault(unit, session.undecided_row(unit, {}, self._host, session_id))
+                return dict(plan, verdict="failed", session=session_id, jobs=[rows[unit] for unit in units])
         ordered = [rows[unit] for unit in units]
         verdict = "ok" if all(row["ok"] for row in ordered) else "failed"
         return dict(plan, verdict=verdict, jobs=ordered, session=session_id)

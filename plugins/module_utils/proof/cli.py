@@ -100,7 +100,10 @@ def parser() -> argparse.ArgumentParser:
     foreign.add_argument("--launcher-end-mark", metavar="TEXT", help="what its last command would have printed")
     one = commands.add_parser("prove", parents=[out, foreign], help="prove units, without starting or stopping anything")
     one.add_argument("units", nargs="*", metavar="UNIT", help="default: every job delivered to this machine")
-    one.add_argument("--state", choices=["observed", "started", "restarted"], default="observed", help="start them too")
+    one.add_argument(
+        "--state", choices=["observed", "awaited", "started", "restarted"], default="observed",
+        help="awaited: expect a start that somebody else makes from now on; started, restarted: make it",
+    )  # fmt: skip
     one.add_argument("--proof", metavar="FILE", help="proof spec as JSON, instead of the delivered job's")
     one.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
     one.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof")

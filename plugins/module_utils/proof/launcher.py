@@ -21,7 +21,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec impo
 SELF_KILLED, NOT_DELIVERED, SYNTAX = "launcher_self_killed", "launcher_not_delivered", "launcher_syntax"
 
 _TRANSPORT = re.compile(
-    r"(?im)^.*(?:Connection (?:refused|timed out|reset|closed)|Could not resolve hostname|No route to host|Network is unreachable"
+    r"(?im)^.*(?:Connection (?:refused|timed out|reset|closed)|kex_exchange_identification|Could not resolve hostname|No route to host|Network is unreachable"
     r"|Host key verification failed|Permission denied \(|lost connection|ssh: |scp: |rsync error|Broken pipe"
     r"|container '?\d+'? not running|CT \d+ (?:not running|does not exist)|Configuration file .* does not exist).*$"
 )
@@ -74,8 +74,11 @@ def analyse(spec: LauncherSpec) -> Launcher:
     if spec.end_mark and not missing:
         return Launcher(rc=spec.rc, signal=name)
     kill = next(_self_kills(spec.script), None)
-    # A signal other than the pattern's own is someone else's; without an exit code the missing end is the evidence.
-    if kill and (number == kill.signal or (not number and spec.rc != 255 and (missing or spec.rc is None))):
+    syntax, transport = _SYNTAX.search(spec.output), _TRANSPORT.search(spec.output)
+    # A signal other than the pattern's own is someone else's; without an exit code the missing end is the evidence. ssh turns a
+    # remote shell's death by a signal into 255 and says nothing (OpenSSH 9.2); where it did not get there, it says so.
+    lost = spec.rc == 255 and (transport or (spec.output.strip() and not missing))
+    if kill and not lost and (number == kill.signal or (not number and (missing or spec.rc in (None, 255)))):
         return Launcher(
             SELF_KILLED,
             spec.rc,
@@ -87,7 +90,6 @@ def analyse(spec: LauncherSpec) -> Launcher:
             kill.matched_line,
             end_mark_missing=missing,
         )
-    syntax, transport = _SYNTAX.search(spec.output), _TRANSPORT.search(spec.output)
     if spec.rc not in (None, 0) and (syntax or (spec.rc == 2 and not spec.output.strip() and _unbalanced(spec.script))):
         return Launcher(SYNTAX, spec.rc, said=syntax[0].strip() if syntax else "", end_mark_missing=missing)
     # 255 is what ssh says when it did not get there; it is no signal.

@@ -154,11 +154,13 @@ def completed_run(paths: ledger.Paths, unit: str, spec: Spec) -> str | None:
 def plan_action(state: str, restart: str, wanted: str | None, active: bool, running: str | None, completed: bool) -> tuple:
     """Return (action, why) for one unit. Pure.
 
-    I(wanted) is the declared digest or None, I(running) that of the current run; action is one of observe, start,
-    restart, pending. C(restart=always) restarts what runs, C(never) leaves it and says that it is pending.
+    I(wanted) is the declared digest or None, I(running) that of the current run; action is one of observe,
+    await, start, restart, pending. C(restart=always) restarts what runs, C(never) leaves it and says that it is pending.
     """
     if state == "observed":
         return "observe", "state is observed"
+    if state == "awaited":
+        return "await", "somebody else starts it"
     if state == "restarted":
         return ("restart", "state is restarted") if active else ("start", "it does not run")
     same = wanted is None or wanted == running

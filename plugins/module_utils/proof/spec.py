@@ -17,10 +17,11 @@ LEVELS = ("consistent", "proved_from_node", "proved")
 DEFAULT_FORBIDDEN = (
     r"CUDA out of memory",
     r"CUDA error: (?!.*\bno error\b)",
-    r"NCCL .*(?:[Ww]atchdog caught collective operation timeout|communicator was aborted)",
+    r"[Ww]atchdog caught collective operation timeout|NCCL .*communicator was aborted",
     r"NCCL (?:WARN|error).*(?:unhandled (?:cuda|system) error|[Tt]imeout|abort)",
     r"(?:^|[\s:])Segmentation fault(?:$|[\s(:])",
     r"No space left on device",
+    r"terminate called (?:after throwing|without an active exception)",
 )
 
 

@@ -34,8 +34,8 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view impo
     signal_name,
 )
 
-# A state D that lasts this long is more than a page fault, s.
-D_WINDOW = 10.0
+# A state D that was seen this long is more than a page fault, s. The deadline that it waits for is the longer one.
+D_WINDOW = 2.0
 
 _UNWRITABLE = {
     "ENOSPC": "free space or inodes at {mount}",
@@ -175,7 +175,8 @@ def start_refused(v: View) -> Finding | None:
 
 
 def condition_skipped(v: View) -> Finding | None:
-    if v.main_alive or v.exit is not None:
+    skipped_by_command = (v.new_run or v.baseline.observed) and v.result == "exec-condition"
+    if v.main_alive or v.facts.exec_seen or (v.exit is not None and not skipped_by_command):
         return None
     start, state = known(v.facts.start), v.state
     since = 0.0 if v.baseline.observed else v.baseline.taken_at
@@ -191,7 +192,7 @@ def condition_skipped(v: View) -> Finding | None:
         by = "ConditionResult"
     elif v.systemd is not None and not v.new_run and not state.assert_result and state.assert_at > since:
         by = "AssertResult"
-    elif (v.new_run or v.baseline.observed) and state.result == "exec-condition":
+    elif skipped_by_command:
         by = "ExecCondition"
     elif journal and not v.new_run:
         by = "journal"

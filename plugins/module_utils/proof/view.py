@@ -86,6 +86,9 @@ class View:
             return None
         if state.invocation_id not in ("", self.facts.run_id):
             return None
+        # ExecMain* still speak of the run before until this one has spawned its main process.
+        if not self.baseline.observed and 0 < state.exec_main_started_at < self.baseline.taken_at:
+            return None
         at = state.exec_main_exited_at or self.facts.at
         return Exit(
             at, state.exec_main_code, state.exec_main_status, state.invocation_id, state.exec_main_pid, state.result

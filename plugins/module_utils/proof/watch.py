@@ -48,6 +48,7 @@ TICK = 1.0  # s between samples of what sends no events
 FIRST_LOOK, LAST_LOOK = 0.002, 0.5  # s: looks at a unit in transition back off from the first to the last
 WINDOW = 5.0  # s over which CPU time and I/O are compared
 QUIET = 2.0  # s without a byte after which it is worth trying whether the log can be written
+DATED = 1024  # bytes of an older log that share one date
 STEADY = ("active", "inactive", "failed", "reloading")
 CODES = {"exited": EXITED, "killed": KILLED, "dumped": DUMPED}
 # Where the main process still is systemd itself, between fork and exec; systemd-executor is of 254.
@@ -531,9 +532,24 @@ class UnitWatch:
             for name in sorted(set(glob.glob(self.log_path)) - have):
                 self._open_log(name, None)
         for tail in self._tails:
-            scanner = self._scanners[tail]
-            more = tail.read(lambda data, scanner=scanner: scanner.feed(data, now)) or more
+            more = tail.read(lambda data, tail=tail: self._feed(tail, data, now)) or more
         return more
+
+    def _feed(self, tail, data: bytes, now: float) -> None:
+        """Scan bytes of a log. What was there before we came is dated by its place between the run's start and its last write.
+
+        Else a job that has hung for an hour would seem to have advanced just now.
+        """
+        scanner, end = self._scanners[tail], tail.position
+        start = end - len(data)
+        if start >= tail.past or self.run_started_at is None:
+            scanner.feed(data, now)
+            return
+        span = max(tail.past_written_at - self.run_started_at, 0.0)
+        for offset in range(0, len(data), DATED):
+            piece = data[offset : offset + DATED]
+            part = min((start + offset + len(piece)) / tail.past, 1.0)
+            scanner.feed(piece, min(self.run_started_at + span * part, now))
 
     def _settle_logs(self, now: float) -> None:
         self.read_logs(now)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import time
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import LogPlace
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import CONTENT, NAMES
@@ -40,14 +41,19 @@ class Tail:
         self.start = start
         self.change = ""  # truncated, renamed or deleted
         self.read_bytes = 0
+        self.position = 0  # in the file that is open now
+        self.past, self.past_written_at = 0, 0.0  # size when we came, and CLOCK_BOOTTIME of the last write before that
         self._skip_middle = skip_middle
         self._loop = loop
         self._changed = changed
         self._file = None
-        self._position = 0
         self._inode = None
         self._keys = []
         self._attach()
+        if self._file is not None:
+            about = os.fstat(self._file)
+            self.past = about.st_size
+            self.past_written_at = time.clock_gettime(time.CLOCK_BOOTTIME) - max(time.time() - about.st_mtime, 0.0)
 
     @property
     def inode(self) -> tuple | None:
@@ -85,7 +91,7 @@ class Tail:
         about = os.fstat(descriptor)
         self._file, self._inode = descriptor, (about.st_dev, about.st_ino)
         same = self.start is not None and self.start[:2] == self._inode
-        self._position = self.start[2] if same and self.start[2] <= about.st_size else 0
+        self.position = self.start[2] if same and self.start[2] <= about.st_size else 0
         # By the descriptor, because the name may lead elsewhere by now.
         self._keys.append(self._loop.watch("/proc/self/fd/%d" % descriptor, CONTENT, self._on_event))
 
@@ -99,6 +105,7 @@ class Tail:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
+            self.past = 0
             self._attach()
             if self._file is not None:
                 more = self._read_open(feed)
@@ -121,32 +128,32 @@ class Tail:
 
     def _read_open(self, feed) -> bool:
         size = os.fstat(self._file).st_size
-        if size < self._position:
-            self.change, self._position = "truncated", 0
+        if size < self.position:
+            self.change, self.position, self.past = "truncated", 0, 0
         if self._skip_middle and size > HEAD + TAIL:
-            if self._position == 0:
+            if self.position == 0:
                 for _turn in range(HEAD // PIECE):
                     self._piece(feed)
                 feed(b"\n")
-            self._position = max(self._position, size - TAIL)
+            self.position = max(self.position, size - TAIL)
         self._skip_middle = False
         return all(self._piece(feed) for _turn in range(PIECES))
 
     def _piece(self, feed) -> bool:
-        data = os.pread(self._file, PIECE, self._position)
+        data = os.pread(self._file, PIECE, self.position)
         if not data:
             return False
         if not data.strip(b"\0"):
             # A writer without O_APPEND leaves a hole after copytruncate; skip it without reading it.
             try:
-                self._position = os.lseek(self._file, self._position, os.SEEK_DATA)
+                self.position = os.lseek(self._file, self.position, os.SEEK_DATA)
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
-                self._position = os.fstat(self._file).st_size
+                self.position = os.fstat(self._file).st_size
                 return False
-            data = os.pread(self._file, PIECE, self._position)
-        self._position += len(data)
+            data = os.pread(self._file, PIECE, self.position)
+        self.position += len(data)
         self.read_bytes += len(data)
         feed(data)
         return bool(data)
