@@ -350,7 +350,7 @@ def run(
 ) -> None:
     """Parse, start, run ``body`` and exit with this contract's code; never returns.
 
-    ``body`` returns the fields of the exit line, ``reason`` among them, or raises :class:`Fatal` for an end with a name.
+    ``body`` returns the fields of the exit line, ``reason`` among them, or raises :class:`Fatal`.
     """
     argv = sys.argv[1:] if argv is None else argv
     job = Job(None)

@@ -28,7 +28,7 @@ TINY_SEED = 20260101
 
 @dataclass(frozen=True)
 class Target:
-    """A loaded model and its tokenizer; ``layers`` are decoder layers as DFlash numbers them (0 = the first's output)."""
+    """A loaded model and its tokenizer; ``layers`` are decoder layers, 0 is the first one's output (as in dflash)."""
 
     model: torch.nn.Module
     tokenizer: TinyTokenizer | PretrainedTokenizer

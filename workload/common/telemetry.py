@@ -64,7 +64,7 @@ class Telemetry:
         self._warn(why, telemetry="off")
 
     def sample(self) -> dict[str, Any]:
-        """Fields for the heartbeat: ``telemetry`` (``nvml`` or ``off: why``), ``gpus`` one entry a GPU (%, MiB, W, °C)."""
+        """Heartbeat fields: ``telemetry`` (``nvml`` or ``off: why``) and ``gpus``, one entry a GPU (%, MiB, W, °C)."""
         nvml = self._nvml
         if nvml is None:
             return {"telemetry": f"off: {self.off}"}
