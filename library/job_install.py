@@ -12,16 +12,18 @@ version_added: 0.1.0
 author:
   - dflash.launchproof contributors (@dflash)
 description:
-  - Puts all files of all jobs onto the target in one call. These are unit files, environment files, secrets, what the prover has to know
-    about each unit, the program C(launchproof), and the code.
+  - Puts all files of all jobs onto the target in one call. These are unit files, environment files, secrets,
+    what the prover has to know about each unit, the program C(launchproof), and the code.
   - Everything is looked at before the first write. Units are checked with C(systemd-analyze verify).
-  - Nothing is started or stopped. The returned digest of each unit tells M(dflash.launchproof.launch_proof) whether what runs is what is declared.
-  - A unit file, link or folder that this module did not write is never replaced, and nothing is removed but what a declared
-    job no longer has. Units that are no longer declared are reported and left as they are.
+  - Nothing is started or stopped. The returned digest of each unit tells M(dflash.launchproof.launch_proof) whether
+    what runs is what is declared.
+  - A unit file, link or folder that this module did not write is never replaced, and nothing is removed but what a
+    declared job no longer has. Units that are no longer declared are reported and left as they are.
 options:
   jobs:
     description:
-      - The jobs, as in the variable C(launchproof_jobs) of the role P(dflash.launchproof.job#role), which documents their options.
+      - The jobs, as in the variable C(launchproof_jobs) of the role P(dflash.launchproof.job#role), which documents
+        their options.
     type: list
     elements: dict
     required: true
@@ -54,8 +56,8 @@ attributes:
     description: Needs a target that systemd runs.
 notes:
   - Runs as root on the target.
-  - The code of a job is sent only when the target does not have this version yet. It appears as a whole, C(code.dest) is a link to it.
-    Earlier versions stay.
+  - The code of a job is sent only when the target does not have this version yet. It appears as a whole, C(code.dest)
+    is a link to it. Earlier versions stay.
 seealso:
   - module: dflash.launchproof.launch_proof
 """
@@ -92,7 +94,8 @@ units:
       type: str
       sample: training
     digest:
-      description: Hash of everything that a run of this unit depends on. V(none) in check mode where it cannot be known yet.
+      description:
+        - Hash of everything that a run of this unit depends on. V(none) in check mode where it cannot be known yet.
       type: str
       sample: sha256:9f0b5c1e
     digest_before:
@@ -119,7 +122,6 @@ errors:
 from dataclasses import replace
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import install, spec
 from ansible_collections.dflash.launchproof.plugins.module_utils.job.code import CodeError
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import bundle
@@ -131,7 +133,10 @@ def read_jobs(module: AnsibleModule) -> list[spec.Job]:
     if errors:
         fail(module, errors)
     secrets = module.params["secrets"]
-    return [replace(job, units=tuple(replace(unit, secrets=secrets.get(unit.name, {})) for unit in job.units)) for job in jobs]
+    return [
+        replace(job, units=tuple(replace(unit, secrets=secrets.get(unit.name, {})) for unit in job.units))
+        for job in jobs
+    ]
 
 
 def fail(module: AnsibleModule, errors: list[str]) -> None:

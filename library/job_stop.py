@@ -12,9 +12,12 @@ version_added: 0.1.0
 author:
   - dflash.launchproof contributors (@dflash)
 description:
-  - Stops units and waits until they have ended. systemd asks each process to end, and ends it after the job's C(timeout_stop).
-  - Units end side by side, so the slowest one decides how long it takes. Nothing is selected by the text of a command line.
-  - A unit that waits for its automatic restart counts as running and is stopped too. A unit that does not exist is left out.
+  - Stops units and waits until they have ended. systemd asks each process to end, and ends it after the job's
+    C(timeout_stop).
+  - Units end side by side, so the slowest one decides how long it takes. Nothing is selected by the text of a command
+    line.
+  - A unit that waits for its automatic restart counts as running and is stopped too. A unit that does not exist is
+    reported as inactive.
 options:
   units:
     description:
@@ -55,7 +58,7 @@ units:
 
 from ansible.module_utils.basic import AnsibleModule
 
-# In these states there is nothing to stop. "activating" is not among them: it is also the wait for an automatic restart.
+# In these states there is nothing to stop; "activating" is also the wait for an automatic restart.
 ENDED = ("inactive", "failed")
 
 
@@ -89,8 +92,10 @@ def main() -> None:
                 msg=f"Still running: {', '.join(left) or 'none'}. systemctl stop ended with {rc}: {err.strip()}",
                 units={unit: {"before": before[unit], "after": after[unit]} for unit in before},
             )
-    shown = [{name: "".join(f"{unit}: {state}\n" for unit, state in found.items())}
-             for name, found in (("before", before), ("after", after))]
+    shown = [
+        {name: "".join(f"{unit}: {state}\n" for unit, state in found.items())}
+        for name, found in (("before", before), ("after", after))
+    ]
     module.exit_json(
         changed=bool(running),
         diff={**shown[0], **shown[1]},

@@ -28,13 +28,24 @@ class ActionModule(ActionBase):
         declared, gpus = self._task.args.get("jobs"), self._task.args.get("gpus") or []
         jobs, errors = spec.validate(declared, gpus, controller=True)
         if errors:
-            return {**result, "failed": True, "changed": False, "msg": "Nothing was changed. " + " ".join(errors), "errors": errors}
+            return {
+                **result,
+                "failed": True,
+                "changed": False,
+                "msg": "Nothing was changed. " + " ".join(errors),
+                "errors": errors,
+            }
         try:
             trees = {job.code: code_tree.scan(job.code.src, job.code.exclude) for job in jobs if job.code}
             hashes = {code: code_tree.tree_hash(code.src, entries) for code, entries in trees.items()}
             delivered = {job.name: {"code": hashes.get(job.code), "lock": _file_hash(job.lock)} for job in jobs}
         except (code_tree.CodeError, OSError) as error:
-            return {**result, "failed": True, "changed": False, "msg": f"Nothing was changed. The code cannot be read: {error}"}
+            return {
+                **result,
+                "failed": True,
+                "changed": False,
+                "msg": f"Nothing was changed. The code cannot be read: {error}",
+            }
         args = {
             "jobs": [_without_secrets(job) for job in spec.plain(declared, "jobs", [])],
             "gpus": list(gpus),
@@ -54,10 +65,12 @@ class ActionModule(ActionBase):
         return {**result, **answer}
 
     def _send(self, code, entries):
-        """Send a folder as one file through the connection; return its path on the target. The base class cleans it up."""
+        """Send a folder as one file; return its path on the target, which the base class cleans up."""
         if not self._connection._shell.tmpdir:
             self._make_tmp_path()
-        remote = self._connection._shell.join_path(self._connection._shell.tmpdir, os.path.basename(code.dest) + ".tar.gz")
+        remote = self._connection._shell.join_path(
+            self._connection._shell.tmpdir, os.path.basename(code.dest) + ".tar.gz"
+        )
         with tempfile.NamedTemporaryFile(prefix="code-", dir=C.DEFAULT_LOCAL_TMP) as local:
             code_tree.write_archive(code.src, entries, local)
             local.flush()

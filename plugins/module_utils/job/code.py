@@ -81,7 +81,9 @@ def _walk(root: Path, prefix: str, patterns: tuple[str, ...]) -> Iterator[Entry]
             target = os.readlink(item.path)
             inside = os.path.normpath(os.path.join(os.path.dirname(path), target))
             if target.startswith("/") or inside == ".." or inside.startswith("../"):
-                raise CodeError(f"{root / path!s} is a link to {target}, out of the folder. Put a copy there, or exclude it.")
+                raise CodeError(
+                    f"{root / path!s} is a link to {target}, out of the folder. Put a copy there, or exclude it."
+                )
             yield Entry(path, "link", target=target)
         elif item.is_dir():
             yield Entry(path, "dir")
@@ -107,10 +109,11 @@ def tree_hash(root: str, entries: Iterable[Entry]) -> str:
 
 
 def write_archive(root: str, entries: Iterable[Entry], stream: BinaryIO) -> None:
-    """Write the entries as a compressed tar, piece by piece: a checkpoint beside the code does not go through memory."""
-    with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=stream, mtime=0) as packed, tarfile.open(
-        fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT
-    ) as archive:
+    """Write the entries as a compressed tar, piece by piece: large files do not go through memory."""
+    with (
+        gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=stream, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
         for entry in entries:
             member = tarfile.TarInfo(entry.path)
             if entry.kind == "dir":

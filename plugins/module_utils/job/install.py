@@ -157,7 +157,12 @@ class Host:
         """Exit code and output of a command of systemd."""
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""}
         done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, check=False
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            check=False,
         )
         return done.returncode, done.stdout.decode("utf-8", "replace")
 
@@ -180,7 +185,11 @@ def make_plan(
     plan = Plan()
     problems: list[str] = []
     known = _known_units(host)
-    _check_machine(jobs, host, problems, problems if not check_mode else plan.warnings)
+    doubtful = _check_machine(jobs, host, problems)
+    if check_mode:
+        plan.warnings += [f"Only known once the steps before have been carried out: {text}" for text in doubtful]
+    else:
+        problems += doubtful
     _plan_program(program, host, plan, problems)
     for job in jobs:
         given = delivered.get(job.name, Delivered())
@@ -224,9 +233,13 @@ def _warn_dropped(jobs: list[Job], known: Mapping[str, Mapping[str, Any]], plan:
             )
 
 
-def _check_machine(jobs: list[Job], host: Host, problems: list[str], doubtful: list[str]) -> None:
+def _check_machine(jobs: list[Job], host: Host, problems: list[str]) -> list[str]:
+    """Note what cannot work here; return what an earlier step of the same deployment may still put right."""
+    doubtful = []
     if not host.is_dir("/run/systemd/system"):
-        problems.append("systemd does not run this machine (/run/systemd/system is missing). Use a machine whose PID 1 is systemd.")
+        problems.append(
+            "systemd does not run this machine (/run/systemd/system is missing). Use a machine whose PID 1 is systemd."
+        )
     for job in jobs:
         if not host.user_exists(job.user):
             doubtful.append(f"user of job {job.name}: {job.user} does not exist here. Create it, or name another user.")
@@ -234,12 +247,16 @@ def _check_machine(jobs: list[Job], host: Host, problems: list[str], doubtful: l
         inside = dest is not None and (job.command[0] + "/").startswith(dest + "/")
         if not inside and host.program(job.command[0]) is None:
             doubtful.append(
-                f"command[0] of job {job.name}: {job.command[0]} is not an executable file here. Install it, or correct the path."
+                f"command[0] of job {job.name}: {job.command[0]} is not an executable file here. "
+                "Install it, or correct the path."
             )
         folder = job.working_directory
         inside = dest is not None and folder is not None and (folder + "/").startswith(dest + "/")
         if folder and not inside and not host.is_dir(folder):
-            doubtful.append(f"working_directory of job {job.name}: {folder} is no folder here. Make it, or correct the path.")
+            doubtful.append(
+                f"working_directory of job {job.name}: {folder} is no folder here. Make it, or correct the path."
+            )
+    return doubtful
 
 
 def _plan_program(program: bytes, host: Host, plan: Plan, problems: list[str]) -> None:
@@ -255,7 +272,7 @@ def _plan_program(program: bytes, host: Host, plan: Plan, problems: list[str]) -
 
 def _plan_code(code: Code, given: Delivered, host: Host, plan: Plan, problems: list[str]) -> None:
     versions = code_tree.versions_dir(code.dest)
-    version = f"{versions}/{(given.code or str())[:16]}"
+    version = f"{versions}/{(given.code or '')[:16]}"
     target = os.path.relpath(version, os.path.dirname(code.dest))
     if any(label == code.dest for label, _step in plan.steps) or code.dest in plan.needs_code:
         return  # another job with the same code
@@ -272,7 +289,12 @@ def _plan_code(code: Code, given: Delivered, host: Host, plan: Plan, problems: l
             plan.needs_code.append(code.dest)
         plan.add(version, lambda: _deliver(given, version, host, plan), "", f"code {given.code}\n")
     if link != target or not intact:
-        plan.add(code.dest, lambda: host.symlink(target, code.dest), f"link to {link}\n" if link else "", f"link to {target}\n")
+        plan.add(
+            code.dest,
+            lambda: host.symlink(target, code.dest),
+            f"link to {link}\n" if link else "",
+            f"link to {target}\n",
+        )
 
 
 def _intact(version: str, expected: Optional[str], host: Host) -> bool:
@@ -295,7 +317,9 @@ def _deliver(given: Delivered, version: str, host: Host, plan: Plan) -> None:
         entries = code_tree.unpack(given.archive or "", temporary)
         arrived = code_tree.tree_hash(temporary, entries)
         if arrived != given.code:
-            raise code_tree.CodeError(f"the code changed while it was sent: {given.code} was announced, {arrived} arrived. Run again.")
+            raise code_tree.CodeError(
+                f"the code changed while it was sent: {given.code} was announced, {arrived} arrived. Run again."
+            )
         os.chmod(temporary, 0o755)
         if host.exists(version):
             kept = f"{version}.edited-{secrets.token_hex(4)}"
@@ -315,7 +339,9 @@ def _plan_units(job: Job, host: Host, plan: Plan, problems: list[str]) -> None:
         name = os.path.basename(file.path)
         before = host.read(file.path)
         if (before is not None and not before.startswith(units.MARK.encode())) or host.link(file.path) is not None:
-            problems.append(f"job {job.name}: {file.path} is there and was not written by us. Give the job another name.")
+            problems.append(
+                f"job {job.name}: {file.path} is there and was not written by us. Give the job another name."
+            )
         elif before is None and ".d/" not in file.path:
             hidden = [f"{folder}/{name}" for folder in VENDOR_UNIT_DIRS if host.exists(f"{folder}/{name}")]
             if hidden:
@@ -424,7 +450,9 @@ def _plan_link(job: Job, host: Host, plan: Plan, problems: list[str]) -> None:
     if current is None and host.exists(link):
         problems.append(f"job {job.name}: {link} is there and is not a link. Move it away.")
     elif job.autostart and current != target:
-        plan.add(link, lambda: host.symlink(target, link), f"link to {current}\n" if current else "", f"link to {target}\n")
+        plan.add(
+            link, lambda: host.symlink(target, link), f"link to {current}\n" if current else "", f"link to {target}\n"
+        )
         plan.units_changed = True
     elif not job.autostart and current is not None:
         plan.add(link, lambda: host.remove(link), f"link to {current}\n", "")
@@ -453,18 +481,25 @@ def _hidden(before: Optional[bytes], after: bytes) -> tuple[str, str]:
     old, new = _by_name(before or b""), _by_name(after)
     return (
         "".join(f"{name}=(hidden)\n" for name in sorted(old)),
-        "".join(f"{name}=(hidden{'' if name not in old or old[name] == new[name] else ', changed'})\n" for name in sorted(new)),
+        "".join(
+            f"{name}=(hidden{'' if name not in old or old[name] == new[name] else ', changed'})\n"
+            for name in sorted(new)
+        ),
     )
 
 
 def _by_name(content: bytes) -> dict[str, str]:
-    """Variables of an environment file as we write it: a value may hold line breaks, a name never follows one unquoted."""
-    found = re.findall(r'^([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"$', content.decode("utf-8", "replace"), re.M | re.S)
+    """Variables, still escaped, of an environment file that we wrote; a value may hold line breaks."""
+    found = re.findall(
+        r'^([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"$', content.decode("utf-8", "replace"), re.M | re.S
+    )
     return dict(found)
 
 
 def _hashes(before: Optional[bytes], after: bytes) -> tuple[str, str]:
-    return tuple("" if data is None else f"program sha256:{hashlib.sha256(data).hexdigest()}\n" for data in (before, after))
+    return tuple(
+        "" if data is None else f"program sha256:{hashlib.sha256(data).hexdigest()}\n" for data in (before, after)
+    )
 
 
 def needs_reload(jobs: list[Job], host: Host) -> bool:

@@ -35,8 +35,19 @@ MAX_STRING = 128 * 1024 - 1
 
 # systemd tells a run who it is by these; a value from an EnvironmentFile= would win over it (systemd.exec(5)).
 RESERVED_ENV = frozenset(
-    "INVOCATION_ID NOTIFY_SOCKET WATCHDOG_PID WATCHDOG_USEC MAINPID MANAGERPID SYSTEMD_EXEC_PID JOURNAL_STREAM "
-    "LISTEN_FDS LISTEN_PID LISTEN_FDNAMES".split()
+    (
+        "INVOCATION_ID",
+        "JOURNAL_STREAM",
+        "LISTEN_FDNAMES",
+        "LISTEN_FDS",
+        "LISTEN_PID",
+        "MAINPID",
+        "MANAGERPID",
+        "NOTIFY_SOCKET",
+        "SYSTEMD_EXEC_PID",
+        "WATCHDOG_PID",
+        "WATCHDOG_USEC",
+    )
 )
 
 # The proof rests on these; another value would make it look in the wrong place. Key: option to use instead.
@@ -114,7 +125,7 @@ class Job:
 
 
 def declared_units(jobs: Any) -> list[str]:
-    """Names of the units that a declaration asks for, as far as it can be read: never raises, for reports of failures."""
+    """Names of the units that a declaration asks for, as far as it can be read. Never raises."""
     names: list[str] = []
     try:
         for job in jobs:
@@ -189,9 +200,27 @@ class _JobReader:
     """Reads one entry; appends to ``errors`` and goes on, so that a user sees all errors at once."""
 
     KEYS = (
-        "name description command working_directory code lock instances user gpus gpus_exclusive env secrets notify "
-        "restart timeout_stop memory_max watchdog autostart unit_options proof"
-    ).split()
+        "name",
+        "description",
+        "command",
+        "working_directory",
+        "code",
+        "lock",
+        "instances",
+        "user",
+        "gpus",
+        "gpus_exclusive",
+        "env",
+        "secrets",
+        "notify",
+        "restart",
+        "timeout_stop",
+        "memory_max",
+        "watchdog",
+        "autostart",
+        "unit_options",
+        "proof",
+    )
     INSTANCE_KEYS = ("id", "command", "env", "secrets", "gpus", "proof")
 
     def __init__(self, entry: Any, index: int, errors: list[str], controller: bool) -> None:
@@ -259,13 +288,16 @@ class _JobReader:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             self.error(
                 "name",
-                f"{_show(name)} cannot be the name of a unit. Use a lower case letter, then letters, digits and hyphens.",
+                f"{_show(name)} cannot name a unit. Use a lower case letter first, then also digits and hyphens.",
             )
             return ""
         return name
 
     def argv(self, path: str, value: Any, program: bool = False) -> tuple[str, ...]:
         if value is None and not program:
+            return ()
+        if program and value is None:
+            self.error(path, "missing. Write the argv as a list: [/usr/bin/python3, train.py].")
             return ()
         if not isinstance(value, (list, tuple)) or (program and not value):
             self.error(
@@ -286,7 +318,9 @@ class _JobReader:
 
     def program(self, path: str, program: str) -> None:
         if not program or ("/" in program and not program.startswith("/")) or program.endswith("/"):
-            self.error(path, f"{_show(program)} is neither an absolute path nor a bare program name. Write its full path.")
+            self.error(
+                path, f"{_show(program)} is neither an absolute path nor a bare program name. Write its full path."
+            )
         # systemd takes these in arguments, but not in the program's path (string_is_safe() in config_parse_exec()).
         elif re.search("[\"'\\\\\x00-\x1f\x7f]", program):
             self.error(path, f"{_show(program)} holds a quote, a backslash or a control character. Rename the program.")
@@ -304,18 +338,26 @@ class _JobReader:
             return None
         text = self.text(key, _string(value))
         if re.search(r"[\x00-\x1f\x7f]|\\$", text) or text != text.strip():
-            self.error(key, f"{_show(text)} does not fit one line of a unit file. "
-                            "Leave out control characters, surrounding blanks and a final backslash.")
+            self.error(
+                key,
+                f"{_show(text)} does not fit one line of a unit file. "
+                "Leave out control characters, surrounding blanks and a final backslash.",
+            )
         return text
 
     def path(self, key: str, data: Optional[Mapping[str, Any]] = None, prefix: str = "") -> Optional[str]:
         value = (self.entry if data is None else data).get(key)
         if value is None:
             return None
-        if not isinstance(value, str) or not value.startswith("/") or re.search(r"[\x00-\x1f\x7f\\]", value) or (
-            _unfit(value) or value != value.strip() or ".." in value.split("/")
+        if (
+            not isinstance(value, str)
+            or not value.startswith("/")
+            or re.search(r"[\x00-\x1f\x7f\\]", value)
+            or (_unfit(value) or value != value.strip() or ".." in value.split("/"))
         ):
-            self.error(f"{prefix}{key}", f"{_show(value)} is not an absolute path without '..'. Write one, such as /opt/{key}.")
+            self.error(
+                f"{prefix}{key}", f"{_show(value)} is not an absolute path without '..'. Write one, such as /opt/{key}."
+            )
             return None
         return re.sub(r"/+", "/", value).rstrip("/") or "/"
 
@@ -332,7 +374,9 @@ class _JobReader:
         if not data:
             return None
         if not isinstance(data, Mapping):
-            self.error("code", f"{_show(data)} is not a dictionary. Write code: {{src: ./program, dest: /opt/program}}.")
+            self.error(
+                "code", f"{_show(data)} is not a dictionary. Write code: {{src: ./program, dest: /opt/program}}."
+            )
             return None
         self.unknown_keys(data, ("src", "dest", "exclude"), "code.")
         for key in ("src", "dest"):
@@ -340,7 +384,9 @@ class _JobReader:
                 self.error(f"code.{key}", "missing. Write code: {src: ./program, dest: /opt/program}.")
         dest = self.path("dest", data, "code.") if data.get("dest") else None
         if dest and dest.count("/") < 2:
-            self.error("code.dest", f"{dest} is a folder of the system itself. Choose one below it, such as /opt/program.")
+            self.error(
+                "code.dest", f"{dest} is a folder of the system itself. Choose one below it, such as /opt/program."
+            )
         src = data.get("src")
         if src and self.controller and not Path(src).is_dir():
             self.error("code.src", f"{_show(src)} is no folder on the controller. Correct the path.")
@@ -353,7 +399,9 @@ class _JobReader:
     def user(self) -> str:
         user = self.entry.get("user") or DEFAULT_USER
         if not isinstance(user, str) or not USER_NAME.fullmatch(user):
-            self.error("user", f"{_show(user)} cannot be the name of a user. Use lower case letters, digits, '_' and '-'.")
+            self.error(
+                "user", f"{_show(user)} cannot be the name of a user. Use lower case letters, digits, '_' and '-'."
+            )
             return DEFAULT_USER
         return user
 
@@ -411,7 +459,9 @@ class _JobReader:
                 continue
             if value is None or isinstance(value, (Mapping, list, tuple)):
                 shown = "it" if secret else _show(value)
-                self.error(f"{path}.{name}", f"{shown} is not a string. Write one; for no variable at all leave it out.")
+                self.error(
+                    f"{path}.{name}", f"{shown} is not a string. Write one; for no variable at all leave it out."
+                )
                 continue
             text = _string(value)
             if secret and not text:
@@ -449,7 +499,12 @@ class _JobReader:
                 texts = []
                 for item in values:
                     text = {True: "yes", False: "no"}.get(item) if isinstance(item, bool) else _string(item)
-                    if item is None or isinstance(item, Mapping) or re.search(r"[\x00-\x1f\x7f]|\\$", text) or _unfit(text):
+                    if (
+                        item is None
+                        or isinstance(item, Mapping)
+                        or re.search(r"[\x00-\x1f\x7f]|\\$", text)
+                        or _unfit(text)
+                    ):
                         self.error(f"{path}.{key}", f"{_show(item)} does not fit one line of a unit file. Correct it.")
                         continue
                     texts.append(text)
@@ -478,8 +533,11 @@ class _JobReader:
             self.check_env(env, secrets, gpus, "")
             return [Unit(unit_name(name), name, None, command, (), env, secrets, gpus, proof)]
         if not isinstance(instances, (list, tuple)) or not instances:
-            self.error("instances", f"{_show(instances)} is not a list with entries. Write [{{id: '1'}}, {{id: '2'}}], "
-                                    "or leave it out for a single unit.")
+            self.error(
+                "instances",
+                f"{_show(instances)} is not a list with entries. Write [{{id: '1'}}, {{id: '2'}}], "
+                "or leave it out for a single unit.",
+            )
             return None
         shares = self.deal(gpus, instances)
         units, seen = [], set()
@@ -491,7 +549,9 @@ class _JobReader:
             self.unknown_keys(instance, self.INSTANCE_KEYS, path)
             number = "" if instance.get("id") is None else _string(instance["id"])
             if not INSTANCE_ID.fullmatch(number):
-                self.error(f"{path}id", f"{_show(number)} cannot name an instance. Use letters, digits, '.', '_' and '-'.")
+                self.error(
+                    f"{path}id", f"{_show(number)} cannot name an instance. Use letters, digits, '.', '_' and '-'."
+                )
             if number in seen:
                 self.error(f"{path}id", f"{_show(number)} is there twice. Give each instance its own id.")
             seen.add(number)
@@ -507,7 +567,8 @@ class _JobReader:
                 secrets={**secrets, **self.env("secrets", instance, path, secret=True)},
                 gpus=own_gpus if own_gpus is not None else shares[index],
                 proof=self.proof({**proof, **(instance.get("proof") or {})}, f"{path}proof")
-                if instance.get("proof") else proof,
+                if instance.get("proof")
+                else proof,
             )
             self.check_env(unit.env, unit.secrets, unit.gpus, path)
             units.append(unit)
@@ -517,11 +578,15 @@ class _JobReader:
         for name in sorted(set(env) & set(secrets)):
             self.error(f"{path}env.{name}", "declared as a secret too. Keep one of the two.")
         if gpus is not None and "CUDA_VISIBLE_DEVICES" in {**env, **secrets}:
-            self.error(f"{path}env.CUDA_VISIBLE_DEVICES", f"gpus already sets it to {','.join(gpus)}. Keep one of the two.")
+            self.error(
+                f"{path}env.CUDA_VISIBLE_DEVICES", f"gpus already sets it to {','.join(gpus)}. Keep one of the two."
+            )
 
     def deal(self, gpus: Optional[tuple[str, ...]], instances: Any) -> list[Optional[tuple[str, ...]]]:
         """The job's GPUs, dealt evenly and in order to the instances that name none themselves."""
-        takers = [index for index, item in enumerate(instances) if isinstance(item, Mapping) and item.get("gpus") is None]
+        takers = [
+            index for index, item in enumerate(instances) if isinstance(item, Mapping) and item.get("gpus") is None
+        ]
         shares: list[Optional[tuple[str, ...]]] = [None] * len(instances)
         if gpus is None or not takers:
             return shares
@@ -529,8 +594,8 @@ class _JobReader:
         if not each or rest:
             self.error(
                 "gpus",
-                f"{len(takers)} instances do not fit {len(gpus)} GPUs ({', '.join(gpus)}): they are dealt evenly, at least "
-                f"one each. Declare {len(gpus)} instances or {len(takers)} GPUs, or give each instance its own gpus.",
+                f"{len(takers)} instances do not fit {len(gpus)} GPUs ({', '.join(gpus)}): GPUs are dealt evenly, at "
+                f"least one each. Declare {len(gpus)} instances or {len(takers)} GPUs, or give each its own gpus.",
             )
             return shares
         for turn, index in enumerate(takers):
@@ -541,8 +606,7 @@ class _JobReader:
 def _check_names(jobs: list[Job], errors: list[str]) -> None:
     names = [job.name for job in jobs]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        places = " and ".join(f"launchproof_jobs entry {index + 1}" for index, other in enumerate(names) if other == name)
-        errors.append(f"name: {name} is declared by {places}. Give each job its own name.")
+        errors.append(f"launchproof_jobs: {names.count(name)} jobs have the name {name}. Give each its own.")
 
 
 def _check_code(jobs: list[Job], errors: list[str]) -> None:
@@ -577,8 +641,14 @@ def _check_gpus(jobs: list[Job], host_gpus: tuple[str, ...], errors: list[str]) 
 
 
 def _check_secrets(jobs: list[Job], errors: list[str]) -> None:
-    secrets = sorted({(value, f"{job.name}.secrets.{name}")
-                      for job in jobs for unit in job.units for name, value in unit.secrets.items()})
+    secrets = sorted(
+        {
+            (value, f"{job.name}.secrets.{name}")
+            for job in jobs
+            for unit in job.units
+            for name, value in unit.secrets.items()
+        }
+    )
     found = []
     for job in jobs:
         for where, text, fix in _public_texts(job):
@@ -600,12 +670,18 @@ def _public_texts(job: Job) -> list[tuple[str, str, str]]:
         texts += [(f"{label}env.{name}", value, env) for name, value in unit.env.items()]
     texts += [
         (f"unit_options.{section}.{key}", value, other)
-        for section, options in job.unit_options.items() for key, values in options.items() for value in values
+        for section, options in job.unit_options.items()
+        for key, values in options.items()
+        for value in values
     ]
-    texts += [(key, value, other) for key, value in (
-        ("description", job.description), ("working_directory", job.working_directory or ""),
-        ("code.dest", job.code.dest if job.code else ""),
-    )]
+    texts += [
+        (key, value, other)
+        for key, value in (
+            ("description", job.description),
+            ("working_directory", job.working_directory or ""),
+            ("code.dest", job.code.dest if job.code else ""),
+        )
+    ]
     return texts
 
 
@@ -619,7 +695,9 @@ def _gpus(value: Any, where: str, errors: list[str]) -> Optional[tuple[str, ...]
     if value is None:
         return None
     if not isinstance(value, (list, tuple)):
-        errors.append(f"{where}: {_show(value)} is not a list. Write [0, 1], or UUIDs, which stay the same after a reboot.")
+        errors.append(
+            f"{where}: {_show(value)} is not a list. Write [0, 1], or UUIDs, which stay the same after a reboot."
+        )
         return None
     read = tuple(_string(item) for item in value)
     for gpu in read:

@@ -84,7 +84,7 @@ def sections(job: Job) -> Sections:
         "Description": (specifiers(job.description) + (" (%i)" if job.templated else ""),),
         # After multi-user.target: a boot is not held up until a job that loads for minutes is ready.
         "After": ("network-online.target multi-user.target",),
-        # Five ends within ten minutes: with RestartSec=1 the limit trips for whatever dies within two minutes of its start.
+        # Five ends within ten minutes: the limit trips for whatever dies within two minutes of its start.
         "StartLimitBurst": ("5",),
         "StartLimitIntervalSec": ("600",),
     }
@@ -246,9 +246,11 @@ def record(
 
 
 def job_files(job: Job, unit: Unit, unit_record: Mapping[str, Any]) -> list[File]:
-    """The files of one unit besides the unit itself. A secrets file is there, empty, for a sibling of one that has secrets."""
+    """The files of one unit besides the unit; its secrets file is there, empty, when only a sibling has secrets."""
     files = [File(f"{CONFIG_DIR}/env/{unit.name}.env", env_text(environment(unit)))]
     if any(other.secrets for other in job.units):
         files.append(File(secrets_path(unit), env_text(unit.secrets), mode=0o600, secret=True))
-    files.append(File(job_path(unit.name), json.dumps(unit_record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"))
+    files.append(
+        File(job_path(unit.name), json.dumps(unit_record, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    )
     return files
