@@ -109,8 +109,8 @@ def node_script(
         f"{attach} /bin/sh -c {shlex.quote(inner)}{'' if stdin else ' </dev/null'}; "
         f'printf {mark} "node $? RUNNING" >&2; '
         # pct knows a container that was never started, of which LXC may not have heard. It is slow; this has failed.
-        f'else [ "$s" ] || s=$(pct status {number} 2>&1 </dev/null) || '
-        f"s=$(lxc-info{path} -n {number} -s -H 2>&1 </dev/null); "
+        'else [ "$s" ] || s=$(if command -v pct >/dev/null; '
+        f"then pct status {number}; else lxc-info{path} -n {number} -s -H; fi 2>&1 </dev/null); "
         f'printf {mark} "node 0 $s" >&2; fi; exit 0'
     )
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -33,7 +34,6 @@ class Preflight:
 
     def run(self) -> None:
         """All checks. Raises ApiError only when the API itself cannot be used: then nothing else can be known."""
-        valid = not self.problems
         self.api = pve_api.connect(self.params)
         version = self.api.get("version")
         if not self._node():
@@ -41,15 +41,18 @@ class Preflight:
         before = self._vmid()
         if before is None:
             self.problems += plan.creation_problems(self.container)
-        delta: dict[str, str | None] = {}
-        if valid:
-            want, found = plan.wanted(self.container, before)
-            self.problems += found
-            delta = plan.changes(want, before)
+        want, found = plan.wanted(self._valid(), before)
+        self.problems += found
+        delta = plan.changes(want, before)
         self._storages(before, delta)
         self._bridges(delta)
         self._rights(before, delta, int(str(version.get("version", "8")).split(".")[0]))
         self._devices()
+
+    def _valid(self) -> dict:
+        """The declaration without the options that are wrong by themselves: the rest can still be checked."""
+        wrong = {re.match(r"container\.(\w+)", item.variable).group(1) for item in plan.validate(self.container)}
+        return {name: value for name, value in self.container.items() if name == "vmid" or name not in wrong}
 
     def _wrong(self, variable: str, value: object, problem: str, fix: str) -> None:
         self.problems.append(Problem(variable, value, problem, fix))

@@ -1,0 +1,212 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import plan
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.config import Container
+
+NET = "name=eth0,bridge=vmbr0,hwaddr=BC:24:11:00:00:01,ip=192.0.2.5/24,type=veth"
+LIVE = {
+    "hostname": "t", "memory": "512", "cores": "1", "unprivileged": "1", "tags": "launchproof;x", "net0": NET,
+    "rootfs": "fast:vm-901-disk-0,size=8G", "features": "nesting=1",
+}  # fmt: skip
+ETH0 = {"name": "eth0", "bridge": "vmbr0", "ip": "192.0.2.5/24"}
+
+
+def declared(**options):
+    return {"vmid": 901, **options}
+
+
+def there(running=False, pending=None, **live):
+    merged = {**LIVE, **live}
+    return Container({key: value for key, value in merged.items() if value is not None}, pending or {}, running, "d1")
+
+
+def delta(before, **options):
+    want, problems = plan.wanted(declared(**options), before)
+    assert problems == []
+    return plan.changes(want, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "live", "expected"),
+    [
+        ({}, {}, {}),
+        ({"memory": 512, "hostname": "t", "features": {"nesting": True}, "networks": [ETH0], "disk_gib": 8}, {}, {}),
+        ({"memory": 1024}, {}, {"memory": "1024"}),
+        ({"onboot": False}, {}, {"onboot": "0"}),
+        ({"features": {"nesting": True, "keyctl": True}}, {}, {"features": "nesting=1,keyctl=1"}),
+        ({"features": {"nesting": False}}, {}, {"features": None}),
+        ({"features": {}}, {"features": None}, {}),
+        ({"tags": ["x"]}, {}, {}),
+        ({"tags": ["y"]}, {}, {"tags": "launchproof;y"}),
+        # A MAC address that is not declared stays; a field that is no longer declared goes.
+        ({"networks": [ETH0]}, {"net0": NET + ",tag=5"},
+         {"net0": "name=eth0,bridge=vmbr0,hwaddr=BC:24:11:00:00:01,ip=192.0.2.5/24,type=veth"}),
+        ({"networks": []}, {}, {"net0": None}),
+        # Entries keep the number of the live one with the same identity.
+        ({"devices": [{"path": "/dev/b"}, {"path": "/dev/c"}]}, {"dev0": "/dev/a", "dev1": "/dev/b"},
+         {"dev0": None, "dev2": "/dev/c"}),
+        ({"devices": [{"path": "/dev/a", "mode": "0666"}]}, {"dev0": "/dev/a"}, {"dev0": "/dev/a,mode=0666"}),
+        ({"mounts": [{"target": "/d", "source": "/srv/d", "read_only": True}]}, {},
+         {"mp0": "/srv/d,mp=/d,ro=1"}),
+        ({"mounts": [{"target": "/d", "storage": "fast", "size_gib": 4}]}, {}, {"mp0": "fast:4,mp=/d"}),
+        ({"mounts": [{"target": "/d", "storage": "fast", "size_gib": 4}]}, {"mp3": "fast:vm-901-disk-1,mp=/d,size=4G"}, {}),
+        ({"disk_gib": 9}, {}, {"rootfs": "fast:vm-901-disk-0,size=9G"}),
+    ],
+)  # fmt: skip
+def test_changes(options, live, expected):
+    assert delta(there(**live), **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "words"),
+    [
+        ({"disk_gib": 4}, "container.disk_gib", "cannot shrink"),
+        ({"storage": "slow"}, "container.storage", "'fast'"),
+        ({"unprivileged": False}, "container.unprivileged", "created"),
+        ({"mounts": [{"target": "/d", "storage": "slow", "size_gib": 4}]}, "container.mounts[/d].storage", "fast:vm"),
+        ({"mounts": [{"target": "/d", "storage": "fast", "size_gib": 2}]}, "container.mounts[/d].size_gib", "shrink"),
+    ],
+)
+def test_what_cannot_be_changed_is_a_problem(options, variable, words):
+    _want, problems = plan.wanted(declared(**options), there(mp0="fast:vm-901-disk-1,mp=/d,size=4G"))
+    assert [problem.variable for problem in problems] == [variable]
+    assert words in problems[0].sentence()
+
+
+@pytest.mark.parametrize(
+    ("options", "variable"),
+    [
+        ({"vmid": 7}, "container.vmid"),
+        ({"hostname": "a_b"}, "container.hostname"),
+        ({"tags": ["a b"]}, "container.tags"),
+        ({"disk_gib": 0}, "container.disk_gib"),
+        ({"template": "debian-12"}, "container.template"),
+        ({"networks": [{**ETH0, "ip": "192.0.2.5"}]}, "container.networks[eth0].ip"),
+        ({"networks": [{**ETH0, "gw": "198.51.100.1"}]}, "container.networks[eth0].gw"),
+        ({"networks": [{**ETH0, "ip6": "192.0.2.5/24"}]}, "container.networks[eth0].ip6"),
+        ({"networks": [ETH0, ETH0]}, "container.networks"),
+        ({"devices": [{"path": "nvidia0"}]}, "container.devices[nvidia0].path"),
+        ({"devices": [{"path": "/dev/a", "mode": "438"}]}, "container.devices[/dev/a].mode"),
+        ({"mounts": [{"target": "/d"}]}, "container.mounts[/d]"),
+        ({"mounts": [{"target": "d", "source": "/d"}]}, "container.mounts[d].target"),
+        ({"mounts": [{"target": "/d", "source": "/a=b"}]}, "container.mounts[/d].source"),
+        ({"mounts": [{"target": "/d", "storage": "fast"}]}, "container.mounts[/d].size_gib"),
+    ],
+)
+def test_bad_input_is_named_before_any_node_is_asked(options, variable):
+    problems = plan.validate(declared(**options))
+    assert [problem.variable for problem in problems] == [variable]
+    assert problems[0].fix.endswith(".")
+
+
+def test_good_input_has_no_problems():
+    assert plan.validate(declared(
+        hostname="a-b.example", tags=["x_1"], disk_gib=8, template="local:vztmpl/d.tar.zst",
+        networks=[{**ETH0, "gw": "192.0.2.1", "ip6": "auto"}], devices=[{"path": "/dev/a", "mode": "0666"}],
+        mounts=[{"target": "/d", "source": "/d"}, {"target": "/e", "storage": "fast", "size_gib": 1}])) == []  # fmt: skip
+
+
+def test_all_problems_are_found_at_once():
+    problems = plan.validate(declared(hostname="_", disk_gib=0, devices=[{"path": "x"}]))
+    assert len(problems) == 3
+
+
+def test_a_container_without_the_mark_is_somebody_elses():
+    assert "'t'" in plan.ownership(declared(), there(tags="x"))[0].problem
+    assert plan.ownership(declared(), there()) == []
+    assert plan.ownership(declared(), None) == []
+
+
+def test_a_new_container_is_marked_and_unprivileged():
+    options = declared(
+        hostname="t", template="local:vztmpl/d", storage="fast", disk_gib=8, password="pw", ssh_public_keys=["k"]
+    )
+    want, problems = plan.wanted(options, None)
+    assert problems == []
+    (step,) = plan.steps(options, None, plan.changes(want, None), {}, api_is_root=False)
+    assert step.action == "create"
+    assert step.params == {
+        "vmid": 901, "ostemplate": "local:vztmpl/d", "hostname": "t", "rootfs": "fast:8", "tags": "launchproof",
+        "unprivileged": "1", "password": "pw", "ssh-public-keys": "k",
+    }  # fmt: skip
+    assert "pw" not in step.describe()
+
+
+@pytest.mark.parametrize(("api_is_root", "expected"), [(False, ["create", "config as root@pam"]), (True, ["create"])])
+def test_root_only_keys_go_a_way_of_their_own(api_is_root, expected):
+    options = declared(template="local:vztmpl/d", storage="fast", disk_gib=8, devices=[{"path": "/dev/null"}])
+    want, _problems = plan.wanted(options, None)
+    change = plan.changes(want, None)
+    guarded = plan.root_only(change, None, unprivileged=True)
+    assert guarded == {"dev0": "device passthrough"}
+    steps = plan.steps(options, None, change, guarded, api_is_root)
+    assert [step.describe().partition(":")[0] for step in steps] == expected
+    assert ("dev0" in steps[0].params) is api_is_root
+
+
+def test_growing_is_a_resize_and_removing_a_delete():
+    before = there(dev1="/dev/a")
+    change = delta(before, disk_gib=9, devices=[], memory=1024)
+    steps = plan.steps(declared(), before, change, {"dev1": "device passthrough"}, api_is_root=False)
+    assert steps == [
+        plan.Step("resize", {"disk": "rootfs", "size": "9G"}),
+        plan.Step("config", {"memory": "1024"}),
+        plan.Step("config", {"delete": "dev1"}, root=True),
+    ]
+
+
+def test_a_volume_that_grows_and_changes_takes_both_calls():
+    before = there(mp0="fast:vm-901-disk-1,mp=/d,size=4G")
+    change = delta(before, mounts=[{"target": "/d", "storage": "fast", "size_gib": 5, "read_only": True}])
+    assert [step.action for step in plan.steps(declared(), before, change, {}, False)] == ["resize", "config"]
+
+
+@pytest.mark.parametrize(
+    ("state", "running", "pending", "restart", "expected"),
+    [
+        ("started", False, {}, "when_needed", (["start"], [])),
+        ("started", True, {}, "when_needed", ([], [])),
+        ("started", True, {"dev0": "/dev/a"}, "when_needed", (["reboot"], [])),
+        ("started", True, {"dev0": "/dev/a"}, "never", ([], ["dev0"])),
+        # What somebody else left pending is no reason to restart.
+        ("started", True, {"swap": "1"}, "when_needed", ([], [])),
+        ("present", True, {"dev0": "/dev/a"}, "when_needed", (["reboot"], [])),
+        ("present", False, {}, "when_needed", ([], [])),
+        ("stopped", True, {"dev0": "/dev/a"}, "when_needed", (["shutdown"], [])),
+        ("stopped", False, {}, "when_needed", ([], [])),
+    ],
+)
+def test_power(state, running, pending, restart, expected):
+    steps, waiting = plan.power(state, there(running, pending), {"dev0"}, restart)
+    assert ([step.action for step in steps], waiting) == expected
+
+
+def test_a_prediction_knows_what_does_not_hotplug():
+    before = there(running=True)
+    after = plan.predict(before, {"memory": "1024", "dev0": "/dev/a", "net0": None, "mp0": "fast:1,mp=/d"})
+    assert after.pending == {"dev0": "/dev/a"}
+    assert after.live["memory"] == "1024"
+    assert "net0" not in after.live
+    assert plan.predict(there(), {"dev0": "/dev/a"}).pending == {}
+
+
+@pytest.mark.parametrize(
+    ("network", "found", "count"),
+    [
+        ({"ip": "192.0.2.5/24"}, ["192.0.2.5"], 0),
+        ({"ip": "192.0.2.5/24"}, ["192.0.2.6"], 1),
+        ({"ip": "dhcp"}, ["192.0.2.6"], 0),
+        ({"ip": "dhcp"}, ["2001:db8::1"], 1),
+        ({"ip6": "auto"}, ["2001:db8::1"], 0),
+        ({"ip6": "2001:db8::1/64"}, ["2001:0db8:0::1"], 0),
+        ({"ip": "manual"}, [], 0),
+        ({"ip": "dhcp", "ip6": "auto"}, [], 2),
+    ],
+)
+def test_a_declared_address_is_expected(network, found, count):
+    problems = plan.missing_addresses(declared(networks=[{"name": "eth0", **network}]), {"eth0": found})
+    assert len(problems) == count

@@ -1,0 +1,86 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+from __future__ import annotations
+
+import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import rights
+
+
+@pytest.mark.parametrize(
+    ("key", "old", "new", "unprivileged", "reason"),
+    [
+        ("dev0", None, "/dev/null", True, "device passthrough"),
+        ("dev0", "/dev/null", None, True, "device passthrough"),
+        ("hookscript", None, "local:snippets/x", True, "a hook script"),
+        ("mp0", None, "/srv/a,mp=/a", True, "a bind mount"),
+        ("mp0", None, "/dev/sdb,mp=/a", True, "a device mount"),
+        ("mp0", None, "local:8,mp=/a", True, None),
+        ("mp0", "/srv/a,mp=/a", None, True, None),
+        ("features", None, "nesting=1", True, None),
+        ("features", None, "nesting=1", False, "features of a privileged container (nesting)"),
+        ("features", "nesting=1", "nesting=1,keyctl=1", True, "features other than nesting (keyctl)"),
+        ("features", "nesting=1,fuse=1", None, True, "features other than nesting (fuse)"),
+        ("features", "keyctl=1,nesting=1", "keyctl=1", True, None),
+        ("memory", "512", "1024", False, None),
+    ],
+)
+def test_root_only_keys_are_known_with_their_reason(key, old, new, unprivileged, reason):
+    assert rights.root_only(key, old, new, unprivileged) == reason
+
+
+def test_each_change_asks_for_its_own_right():
+    wanted = rights.needed(
+        901,
+        {"rootfs": "fast:8", "net0": "name=eth0,bridge=vmbr0", "memory": "512", "tags": "a", "dev0": "/dev/null"},
+        create=True,
+        power=True,
+        template="local:vztmpl/x",
+    )
+    assert {(right.path, right.privileges[0]) for right in wanted} == {
+        ("/vms/901", "VM.Allocate"),
+        ("/vms/901", "VM.PowerMgmt"),
+        ("/vms/901", "VM.Config.Disk"),
+        ("/vms/901", "VM.Config.Network"),
+        ("/vms/901", "VM.Config.Memory"),
+        ("/vms/901", "VM.Config.Options"),
+        ("/storage/fast", "Datastore.AllocateSpace"),
+        ("/storage/local", "Datastore.AllocateSpace"),
+        ("/sdn/zones/localnetwork/vmbr0", "SDN.Use"),
+    }
+
+
+def test_a_privileged_container_takes_one_more_right_where_the_node_asks_for_it():
+    def paths(guarded):
+        wanted = rights.needed(901, {}, create=True, unprivileged=False, privileged_is_guarded=guarded)
+        return [right.path for right in wanted]
+
+    assert "/" in paths(True)
+    assert "/" not in paths(False)
+
+
+@pytest.mark.parametrize(
+    ("permissions", "held"),
+    [
+        ({"/": {"VM.Audit": 1}}, True),
+        ({"/": {"VM.Audit": 0}}, False),
+        ({"/": {"VM.Audit": 1}, "/vms": {}}, False),
+        ({"/vms/901": {"VM.Audit": 0}}, True),
+        ({"/vms/902": {"VM.Audit": 1}}, False),
+        ({}, False),
+    ],
+)
+def test_rights_are_inherited_along_the_path(permissions, held):
+    right = rights.Right("/vms/901", ("VM.Audit",), "a test")
+    assert rights.missing(permissions, [right]) == ([] if held else [right])
+
+
+def test_one_of_several_privileges_is_enough():
+    right = rights.Right("/storage/local", ("Datastore.AllocateSpace", "Datastore.Audit"), "a test")
+    assert rights.missing({"/storage/local": {"Datastore.Audit": 1}}, [right]) == []
+
+
+def test_the_remedy_is_a_command():
+    right = rights.Right("/vms/901", ("VM.Config.Disk",), "rootfs")
+    assert right.grant("a@pve!t") == "pveum acl modify /vms/901 --tokens 'a@pve!t' --roles PVEVMAdmin"
+    assert right.grant("a@pve") == "pveum acl modify /vms/901 --users 'a@pve' --roles PVEVMAdmin"

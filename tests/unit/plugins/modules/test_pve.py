@@ -1,0 +1,358 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""pve_container and pve_preflight against fakepve: an API that answers as Proxmox does, with the rights it checks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible.module_utils.testing import patch_module_args
+from ansible_collections.dflash.launchproof.plugins.modules import pve_container, pve_preflight
+
+TEMPLATE = "local:vztmpl/debian-12.tar.zst"
+ETH0 = {"name": "eth0", "bridge": "vmbr0", "ip": "192.0.2.50/24", "gw": "192.0.2.1"}
+DECLARED = {
+    "vmid": 901, "hostname": "trainer", "template": TEMPLATE, "storage": "local-lvm", "disk_gib": 8, "cores": 2,
+    "memory": 1024, "features": {"nesting": True}, "networks": [ETH0], "tags": ["Gpu"],
+}  # fmt: skip
+#: What a token of an ordinary user needs for DECLARED, as preflight itself names it.
+RIGHTS = [
+    ("/vms/901", ["VM.Allocate", "VM.Audit", "VM.PowerMgmt", "VM.Config.Disk", "VM.Config.CPU", "VM.Config.Memory",
+                  "VM.Config.Network", "VM.Config.Options"]),
+    ("/storage/local-lvm", ["Datastore.AllocateSpace"]),
+    ("/storage/local", ["Datastore.Audit"]),
+    ("/sdn/zones/localnetwork/vmbr0", ["SDN.Use"]),
+    ("/nodes", ["Sys.Audit"]),
+]  # fmt: skip
+
+
+@pytest.fixture
+def node(fakepve):
+    """fakepve as a node with a template, a token of a user with just the rights that are needed, and strict rules."""
+    fakepve.apitokens["deploy@pve!t"] = "s3cret-token"
+    fakepve.apitokens["root@pam!t"] = "s3cret-root"
+    fakepve.acl = {"deploy@pve!t": list(RIGHTS)}
+    fakepve.storages["local"]["volumes"] = {
+        "vztmpl/debian-12.tar.zst": {"content": "vztmpl", "format": "tzst", "size": 1}
+    }
+    return fakepve
+
+
+@pytest.fixture
+def run(node, fakepve_cafile, capsys):
+    """``run(module, container, **options)`` runs a module as Ansible would and returns its result."""
+
+    def execute(module, container, check=False, **options):
+        token = {} if "api_password" in options else {"api_token_id": "t", "api_token_secret": "s3cret-token"}
+        args = {
+            "api_host": node.host, "api_port": node.port, "api_user": "deploy@pve", "api_ca_path": fakepve_cafile,
+            "node": "pve1", "container": container, "lock_timeout": 1, **token, **options,
+            "_ansible_check_mode": check, "_ansible_diff": True,
+        }  # fmt: skip
+        capsys.readouterr()
+        with patch_module_args(args), pytest.raises(SystemExit) as ended:
+            module.main()
+        text = capsys.readouterr().out
+        assert "s3cret" not in text
+        result = json.loads(text)
+        assert bool(result.get("failed")) == (ended.value.code != 0)
+        return result
+
+    return execute
+
+
+def ensure(run, container=None, **options):
+    return run(pve_container, {**DECLARED, **(container or {})}, **options)
+
+
+def changes_sent(node):
+    return [f"{method} {path}" for method, path, _body in node.requests if method != "GET"]
+
+
+def test_created_started_and_then_left_alone(run, node):
+    first = ensure(run)
+    assert first["changed"] is True
+    assert first["status"] == "running"
+    assert first["addresses"] == {"eth0": ["192.0.2.50"]}
+    assert [step.partition(":")[0] for step in first["steps"]] == ["create", "start"]
+    assert len(first["upids"]) == 2
+    assert first["diff"]["before"] == {"state": "absent"}
+    assert first["diff"]["after"]["tags"] == "gpu;launchproof"
+    before = dict(node.ct(901).config)
+    node.requests.clear()
+    second = ensure(run)
+    assert second["changed"] is False
+    assert len(second["api_calls"]) <= 3
+    assert changes_sent(node) == []
+    assert node.ct(901).config == before
+    assert second["diff"]["before"] == second["diff"]["after"]
+
+
+def test_check_mode_predicts_and_sends_nothing(run, node):
+    predicted = ensure(run, check=True)
+    assert (predicted["changed"], predicted["status"], predicted["runs_now"]) == (True, "running", False)
+    assert changes_sent(node) == []
+    done = ensure(run)
+    assert predicted["steps"] == done["steps"]
+    again = ensure(run, check=True)
+    assert (again["changed"], again["runs_now"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "expected"),
+    [
+        ({"memory": 2048}, "memory", "2048"),
+        ({"hostname": "other"}, "hostname", "other"),
+        ({"onboot": True}, "onboot", "1"),
+        ({"tags": []}, "tags", "launchproof"),
+        ({"description": "a note"}, "description", "a note"),
+        ({"disk_gib": 9}, "rootfs", "local-lvm:vm-901-disk-0,size=9G"),
+    ],
+)
+def test_a_change_is_made_once(run, node, change, key, expected):
+    ensure(run)
+    predicted = ensure(run, change, check=True)
+    done = ensure(run, change)
+    assert (predicted["changed"], predicted["steps"]) == (True, done["steps"])
+    assert done["diff"]["after"][key] == expected
+    assert str(node.ct(901).config[key]).rstrip("\n") == expected
+    assert ensure(run, change)["changed"] is False
+
+
+def test_a_mac_address_survives_a_change_of_its_interface(run, node):
+    ensure(run)
+    mac = node.ct(901).config["net0"].partition("hwaddr=")[2].partition(",")[0]
+    changed = {"networks": [{**ETH0, "tag": 7}]}
+    assert ensure(run, changed)["changed"] is True
+    assert f"hwaddr={mac}" in node.ct(901).config["net0"]
+    assert "tag=7" in node.ct(901).config["net0"]
+    ensure(run)
+    assert "tag=" not in node.ct(901).config["net0"]
+
+
+def test_what_stays_pending_is_applied_by_one_restart(run, node):
+    ensure(run)
+    change = {"nameserver": "192.0.2.53"}
+    refused = ensure(run, change, restart="never")
+    assert refused["failed"] is True
+    assert refused["changed"] is True
+    assert refused["problems"][0]["variable"] == "container_restart"
+    assert "nameserver" in refused["msg"]
+    predicted = ensure(run, change, check=True)
+    assert predicted["steps"] == ["reboot"]
+    done = ensure(run, change)
+    assert (done["steps"], done["pending"]) == (["reboot"], [])
+    assert node.ct(901).config["nameserver"] == "192.0.2.53"
+    assert ensure(run, change)["changed"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"devices": [{"path": "/dev/null", "mode": "0666"}]}, "dev0"),
+        ({"mounts": [{"target": "/srv", "source": "/srv"}]}, "mp0"),
+        ({"features": {"nesting": True, "keyctl": True}}, "features"),
+    ],
+)
+def test_root_only_keys_without_a_way_fail_before_anything(run, node, change, key):
+    result = ensure(run, change)
+    assert result["failed"] is True
+    assert changes_sent(node) == []
+    assert result["problems"][0]["variable"] == "pve_root_via"
+    assert key in result["msg"]
+    # A token of root@pam is not root@pam.
+    again = ensure(run, change, api_user="root@pam", api_token_secret="s3cret-root")
+    assert again["problems"][0]["variable"] == "pve_root_via"
+    assert node.ct(901) is None
+
+
+def test_root_only_keys_by_the_ticket_of_root(run, node):
+    change = {"devices": [{"path": "/dev/null", "mode": "0666"}], "mounts": [{"target": "/srv", "source": "/srv"}]}
+    options = {"api_user": "root@pam", "api_password": "secret"}
+    done = run(pve_container, {**DECLARED, **change}, **options)
+    assert done["changed"] is True
+    assert node.ct(901).config["dev0"] == "/dev/null,mode=0666"
+    assert run(pve_container, {**DECLARED, **change}, **options)["changed"] is False
+    removed = run(pve_container, {**DECLARED, "devices": []}, **options)
+    assert removed["changed"] is True
+    assert "dev0" not in node.ct(901).config
+
+
+@pytest.mark.parametrize("state", ["present", "started", "stopped", "absent"])
+def test_a_container_that_is_not_ours_is_left_alone(run, node, state):
+    node.add_ct(901, "precious", status="running", config={"tags": "prod"})
+    before, digest = dict(node.ct(901).config), node.ct(901).digest()
+    result = ensure(run, state=state, force=True)
+    assert result["failed"] is True
+    assert result["problems"][0]["variable"] == "container.vmid"
+    assert "precious" in result["msg"]
+    assert changes_sent(node) == []
+    assert (node.ct(901).config, node.ct(901).digest(), node.ct(901).status) == (before, digest, "running")
+
+
+def test_a_number_that_a_virtual_machine_has_is_taken(run, node):
+    node.add_vm(901, "database")
+    node.acl["deploy@pve!t"].append(("/vms", ["VM.Audit"]))
+    result = ensure(run)
+    assert "database" in result["msg"]
+    assert changes_sent(node) == []
+
+
+def test_states(run, node):
+    assert ensure(run, state="present")["status"] == "stopped"
+    assert ensure(run, state="started")["steps"] == ["start"]
+    assert ensure(run, state="present")["changed"] is False
+    assert ensure(run, state="stopped", check=True)["status"] == "stopped"
+    assert node.ct(901).status == "running"
+    assert ensure(run, state="stopped")["steps"][0].startswith("shutdown")
+    assert ensure(run, state="stopped")["changed"] is False
+
+
+def test_absent_takes_a_word_for_a_running_container(run, node):
+    ensure(run)
+    refused = run(pve_container, {"vmid": 901}, state="absent")
+    assert "force" in refused["msg"]
+    assert node.ct(901).status == "running"
+    assert run(pve_container, {"vmid": 901}, state="absent", force=True, check=True)["changed"] is True
+    assert node.ct(901) is not None
+    done = run(pve_container, {"vmid": 901}, state="absent", force=True)
+    assert (done["status"], done["diff"]["after"]) == ("absent", {"state": "absent"})
+    assert node.ct(901) is None
+    assert run(pve_container, {"vmid": 901}, state="absent")["changed"] is False
+
+
+def test_a_protected_container_stays(run, node):
+    ensure(run, {"protection": True})
+    assert "protected" in run(pve_container, {"vmid": 901}, state="absent", force=True)["msg"]
+    assert node.ct(901).status == "running"
+
+
+def test_what_a_new_container_needs_is_named_all_at_once(run, node):
+    result = run(pve_container, {"vmid": 901, "hostname": "x"})
+    assert [item["variable"] for item in result["problems"]] == [
+        "container.template", "container.storage", "container.disk_gib",
+    ]  # fmt: skip
+    assert changes_sent(node) == []
+
+
+def test_a_failed_task_is_told_with_its_log(run, node):
+    ensure(run, state="present")
+    node.ct(901).start_error = "startup for container '901' failed"
+    result = ensure(run)
+    assert result["failed"] is True
+    assert "startup for container '901' failed" in result["msg"]
+
+
+def test_a_lock_is_named_when_it_does_not_go_away(run, node):
+    ensure(run)
+    node.ct(901).lock = "backup"
+    result = ensure(run, {"memory": 2048})
+    assert "CT is locked (backup)" in result["msg"]
+    assert ensure(run)["changed"] is False
+
+
+def test_a_locked_container_is_waited_for(run, node):
+    ensure(run)
+    node.fail("PUT", "/config", 500, "CT is locked (backup)", times=1)
+    assert ensure(run, {"memory": 2048}, lock_timeout=5)["changed"] is True
+
+
+def check(run, container=None, **options):
+    return run(pve_preflight, {**DECLARED, **(container or {})}, **options)
+
+
+def variables(result):
+    return [item["variable"] for item in result["problems"]]
+
+
+def test_preflight_passes_with_just_the_rights_it_names(run, node):
+    result = check(run)
+    assert result.get("failed") is None
+    assert result["changed"] is False
+    assert {method for method, _path, _body in node.requests} == {"GET"}
+    assert ensure(run)["changed"] is True
+    assert check(run).get("failed") is None
+
+
+@pytest.mark.parametrize(
+    ("container", "options", "variable", "words"),
+    [
+        ({"template": "local:vztmpl/debian-13.tar.zst"}, {}, "container.template", TEMPLATE),
+        ({"template": None}, {}, "container.template", "needs it"),
+        ({"storage": "nowhere"}, {}, "container.storage", "local-lvm"),
+        ({"storage": "local"}, {}, "container.storage", "rootdir"),
+        ({"disk_gib": 100000}, {}, "container.disk_gib", "GiB free"),
+        ({"networks": [{**ETH0, "bridge": "vmbr9"}]}, {}, "container.networks[].bridge", "vmbr0"),
+        ({}, {"node": "pve9"}, "pve_node", "Choose one of pve1"),
+        ({}, {"api_token_secret": "s3cret-wrong"}, "pve_api_token_secret", "deploy@pve!t"),
+        ({}, {"api_port": 1}, "pve_api_host", "127.0.0.1:1"),
+        ({}, {"api_ca_path": "/nonexistent.pem"}, "pve_api_ca_path", "no such file"),
+        ({}, {"api_ca_path": "/etc/ssl/certs/ca-certificates.crt"}, "pve_api_ca_path", "not trusted"),
+        ({"devices": [{"path": "/dev/null"}]}, {}, "pve_root_via", "dev0"),
+        ({"devices": [{"path": "/dev/absent0"}]}, {"root_via": "local"}, "container.devices[].path", "/dev/absent0"),
+        ({"hostname": "a_b"}, {}, "container.hostname", "a_b"),
+    ],
+)
+def test_preflight_names_variable_value_and_fix(run, node, container, options, variable, words):
+    result = check(run, container, **options)
+    assert result["failed"] is True
+    assert variable in variables(result)
+    assert words in result["msg"]
+    assert all(item["fix"] for item in result["problems"])
+    assert {method for method, _path, _body in node.requests} <= {"GET"}
+
+
+def test_preflight_finds_all_problems_at_once_and_calls_them_as_the_user_does(run):
+    container = {"template": "local:vztmpl/x", "storage": "nowhere", "hostname": "a_b", "mounts": [{"target": "/d"}],
+                 "networks": [{**ETH0, "bridge": "br9"}]}  # fmt: skip
+    result = check(run, container, declared_as="launchproof_container")
+    assert sorted(item["variable"] for item in result["problems"]) == [
+        "launchproof_container.hostname", "launchproof_container.mounts[/d]", "launchproof_container.networks[].bridge",
+        "launchproof_container.storage", "launchproof_container.template", "pve_api_user", "pve_api_user",
+    ]  # fmt: skip
+    assert result["msg"].startswith("1. ")
+
+
+@pytest.mark.parametrize("index", range(len(RIGHTS) - 1))
+def test_preflight_names_a_missing_right_and_the_command_that_grants_it(run, node, index):
+    path = RIGHTS[index][0]
+    node.acl["deploy@pve!t"] = [*(entry for entry in RIGHTS if entry[0] != path), ("/storage/local", ["Datastore.Audit"]),
+                                ("/storage/local-lvm", ["Datastore.Audit"]), ("/vms/901", ["VM.Audit"])]  # fmt: skip
+    result = check(run)
+    if path == "/storage/local":
+        assert result.get("failed") is None
+        return
+    assert f"pveum acl modify {path} --tokens 'deploy@pve!t'" in result["msg"]
+
+
+def test_preflight_sees_a_taken_number(run, node):
+    node.add_ct(901, "precious", status="running", config={"tags": "prod"})
+    result = check(run)
+    assert "container.vmid" in variables(result)
+    assert "precious" in result["msg"]
+
+
+def test_preflight_says_what_it_could_not_look_at(run, node):
+    node.fail("GET", "/network", 403, "Permission check failed")
+    result = check(run)
+    assert result.get("failed") is None
+    assert "bridges" in result["unknown"][0]
+
+
+def test_a_node_that_is_off(run, node):
+    node.nodes["pve1"]["online"] = False
+    node.nodes["pve2"] = {"online": True}
+    assert variables(check(run)) == ["pve_node"]
+
+
+@pytest.mark.parametrize("module", [pve_container, pve_preflight])
+def test_an_api_that_is_not_up_yet_is_a_prediction_in_check_mode_alone(run, module):
+    result = run(module, DECLARED, check=True, unavailable_ok=True, api_port=1)
+    assert result.get("failed") is None
+    assert "127.0.0.1:1" in json.dumps(result)
+    assert run(module, DECLARED, check=False, unavailable_ok=True, api_port=1)["failed"] is True
+    assert run(module, DECLARED, check=True, api_port=1)["failed"] is True
+    # Only a node that is not there is excused, not one that refuses.
+    assert run(module, DECLARED, check=True, unavailable_ok=True, api_token_secret="s3cret-no")["failed"] is True
