@@ -572,6 +572,7 @@ class Prover:
         self.began = ledger.boottime()
         self.events = open(os.path.join(folder, "events.jsonl"), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.redactors = {}
+        self._lines = {job["unit"]: [] for job in self.request["units"]}
         self.units = [self._unit(job) for job in self.request["units"]]
         self.watch = Watch(self.loop, self.units, self._report)
         self.loop.watch(folder, NAMES, self._on_session)
@@ -603,7 +604,10 @@ class Prover:
             record["unit"] = unit
             data = self.redactors[unit].data(data)
         record.update(data)
-        self.events.write(json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n")
+        line = json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n"
+        self.events.write(line)
+        if unit:
+            self._lines[unit].append(line)
 
     def run(self) -> dict:
         """Prove all units and return the final document."""
@@ -615,10 +619,12 @@ class Prover:
         if saved is None:
             self._stop()
             self._take_baselines()
+            self.watch.count_instances()
             self._start()
         else:
             self.emit("resumed")
             self._restore_baselines(saved)
+            self.watch.count_instances()
         self._watch()
         return self._finish()
 
@@ -789,13 +795,11 @@ class Prover:
             return
         with contextlib.suppress(OSError):
             ledger.write_json(os.path.join(folder, "verdict.json"), dict(row, schema=1, session=self.session, at=ledger.timestamp()))
-            with open(os.path.join(self.folder, "events.jsonl"), encoding="utf-8") as handle:
-                lines = [line for line in handle if '"unit": "%s"' % item.unit in line]
             descriptor = os.open(
                 os.path.join(folder, "events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
             )
             with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-                handle.writelines(lines)
+                handle.writelines(self._lines[item.unit])
 
     def _finish(self) -> dict:
         if self.starter and self.starter.returncode is None:

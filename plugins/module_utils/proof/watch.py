@@ -728,9 +728,10 @@ class Watch:
             if isinstance(state, UnitState) and state.pending_job:
                 state = replace(state, pending_job=jobs.get(item.unit, "start" if state.active_state != "deactivating" else "stop"))
             item.apply(state, properties, now)
-        self._count_instances()
+        self.count_instances()
 
-    def _count_instances(self) -> None:
+    def count_instances(self) -> None:
+        """Tell each instance of a template how many of the declared ones have run."""
         for item in self.units:
             if item.declared:
                 item.instances_found = tuple(name for name in item.declared if name in self._by_name and self._by_name[name].run_id)
