@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import spec
 
 ROLES = sorted(path.name for path in Path("roles").iterdir() if path.is_dir())

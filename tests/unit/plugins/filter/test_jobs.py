@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
-
 from ansible_collections.dflash.launchproof.plugins.filter.jobs import FilterModule
 
 FILTERS = FilterModule().filters()

@@ -10,7 +10,6 @@ import json
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
-
 from ansible_collections.dflash.launchproof.plugins.modules import job_stop
 
 

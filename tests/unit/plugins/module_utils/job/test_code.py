@@ -11,7 +11,6 @@ import tarfile
 import tracemalloc
 
 import pytest
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import code
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import os
 import stat
+from pathlib import Path
 
 import pytest
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import code as code_tree
-from ansible_collections.dflash.launchproof.plugins.module_utils.job import install, spec, units
+from ansible_collections.dflash.launchproof.plugins.module_utils.job import install, spec
 
 PROGRAM = b"#!/usr/bin/python3\n"
 SECRET = "s3cr3t-value"
@@ -47,8 +47,10 @@ class Machine(install.Host):
                 info = os.lstat(path)
                 if stat.S_ISLNK(info.st_mode):
                     content = os.readlink(path)
+                elif stat.S_ISREG(info.st_mode):
+                    content = Path(path).read_bytes()
                 else:
-                    content = open(path, "rb").read() if stat.S_ISREG(info.st_mode) else ""
+                    content = ""
                 found[path[len(self.root) :]] = (stat.S_IFMT(info.st_mode), stat.S_IMODE(info.st_mode), content)
         return found
 
@@ -208,7 +210,7 @@ def test_code_is_asked_for_once_and_then_not_again(machine, source, tmp_path):
     given = deliver(source, tmp_path)
     unsent = {name: install.Delivered(code=given.code) for name in "ab"}
     assert plan(machine, jobs, unsent).needs_code == ["/opt/c"]
-    found = deploy(machine, jobs, {name: given for name in "ab"})
+    found = deploy(machine, jobs, dict.fromkeys("ab", given))
     assert labels(found).count("/opt/c") == 1
     assert machine.read("/opt/c/main.py") == b"print(1)\n"
     again = plan(machine, jobs, unsent)
@@ -222,7 +224,7 @@ def test_a_new_version_leaves_the_old_one_and_changes_the_digest(machine, source
     (source / "main.py").write_text("print(2)\n")
     second = deploy(machine, jobs, {"a": deliver(source, tmp_path)})
     assert machine.read("/opt/c/main.py") == b"print(2)\n"
-    assert open(old + "/main.py").read() == "print(1)\n"
+    assert Path(old, "main.py").read_text() == "print(1)\n"
     assert first.rows[0]["digest"] != second.rows[0]["digest"] and not second.units_changed
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import spec
 
 TRUE = {"name": "a", "command": ["/bin/true"]}

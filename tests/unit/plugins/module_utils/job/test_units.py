@@ -9,10 +9,9 @@ import json
 from dataclasses import replace
 
 import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.job import spec, units
 from hypothesis import given
 from hypothesis import strategies as st
-
-from ansible_collections.dflash.launchproof.plugins.module_utils.job import spec, units
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 
