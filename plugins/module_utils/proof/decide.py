@@ -25,7 +25,12 @@ def decide(baseline: Baseline, facts: Facts, spec: Spec, now: float, table: Sequ
     if not speaking:
         return _wait(view, [finding for _, finding in found], now)
     row, finding = speaking[0]
-    also = [other.code for _, other in speaking[1:] if other.code not in (finding.code, "inconclusive")]
+    # No success beside a failure: it only means that nothing else is missing.
+    also = [
+        other.code
+        for its, other in speaking[1:]
+        if other.code not in (finding.code, "inconclusive") and (not its.ok or other.code == "completed")
+    ]
     return Verdict(
         unit=facts.unit,
         code=finding.code,

@@ -145,8 +145,8 @@ def start_refused(v: View) -> Finding | None:
         or v.baseline.observed
         or (start is not None and (start.rc not in (None, 0) or start.job_result == "failed"))
     )
-    never_ran = not v.main_alive and v.exit is None and not v.facts.exec_seen
-    if touched and never_ran and v.state.result == "resources":
+    never_ran = not v.main_alive and (v.exit is None or v.exit.code == 0) and not v.facts.exec_seen
+    if touched and never_ran and v.result == "resources":
         files = list(v.state.missing_files)
         what = (
             f"create {', '.join(files)}"
@@ -160,6 +160,10 @@ def start_refused(v: View) -> Finding | None:
             f"{what}, which {v.unit} needs",
             {**evidence, "missing_files": files, "journal": list(journal[-5:])},
         )
+    if v.exit is not None and never_ran and v.result in ("exit-code", "signal", "core-dump", "protocol"):
+        journal = known(v.facts.journal) or ()
+        remedy = f"an ExecStartPre= command of {v.unit} failed, so its main process was never started: run that command by hand"
+        return Finding("start_refused", v.death, remedy, {**evidence, "journal": list(journal[-5:])})
     if touched and never_ran and v.restarts == 0 and not v.new_run and v.state.result == "start-limit-hit":
         remedy = f"earlier runs of {v.unit} used up its start limit: run systemctl reset-failed {v.unit}"
         return Finding("start_refused", NOW, remedy, evidence)
@@ -341,7 +345,7 @@ def setup_failed(v: View) -> Finding | None:
     return Finding(
         "setup_failed",
         v.death,
-        text,
+        f"systemd could not set up {v.unit} ({step}, {v.exit.status}): {text}",
         {"step": step, "number": v.exit.status, "journal": journal[-3:], **v.exit_evidence()},
     )
 
@@ -386,9 +390,7 @@ def log_unwritable(v: View) -> Finding | None:
 def oom_killed(v: View) -> Finding | None:
     if not v.new_run:
         return None
-    before, after = known(v.baseline.oom_kills), known(v.facts.oom_kills)
-    rose = after - before if before is not None and after is not None else 0
-    if rose <= 0 and not (v.exit is not None and v.result == "oom-kill"):
+    if not v.oom_rise and not (v.exit is not None and v.result == "oom-kill"):
         return None
     limit = (
         f"raise MemoryMax= (now {v.state.memory_max} bytes)"
@@ -396,7 +398,7 @@ def oom_killed(v: View) -> Finding | None:
         else "raise the memory of the container"
     )
     evidence = {
-        "oom_kills": max(rose, 0),
+        "oom_kills": v.oom_rise,
         "memory_max": v.state.memory_max,
         "alive": v.alive,
         **v.unit_evidence(),
@@ -406,9 +408,9 @@ def oom_killed(v: View) -> Finding | None:
         since = v.death
     else:
         # A victim that the job survives raises the counter too: it gets the time to show that it goes on.
-        seen = v.facts.oom_at if v.facts.oom_at is not None else v.facts.at
-        if v.progress is not None and v.progress.changed_at > seen:
+        if v.oom_survived:
             return None
+        seen = v.facts.oom_at if v.facts.oom_at is not None else v.facts.at
         since = seen + v.spec.process.stable_for
     return Finding(
         "oom_killed", since, f"the kernel killed for memory in {v.unit}: lower the batch size, or {limit}", evidence
@@ -795,7 +797,8 @@ TABLE: tuple[Row, ...] = (
         "2",
         ("start_refused",),
         ("now",),
-        "Result=resources and no process (a missing EnvironmentFile); a required dependency failed; the start limit was used up before",
+        "Result=resources and no process (a missing EnvironmentFile); a required dependency or a pre-command failed; the start limit "
+        "was used up before",
         "name the file, or the dependency",
         start_refused,
     ),

@@ -234,6 +234,18 @@ class View:
         """Whether the done line is there."""
         return bool(self.spec.done and self.log and self.log.done)
 
+    @cached_property
+    def oom_rise(self) -> int:
+        """Kills for memory in the unit's groups since the baseline."""
+        before, after = known(self.baseline.oom_kills), known(self.facts.oom_kills)
+        return max(0, after - before) if before is not None and after is not None else 0
+
+    @cached_property
+    def oom_survived(self) -> bool:
+        """Whether progress came after the last kill for memory: its victim was not the job."""
+        seen = self.facts.oom_at if self.facts.oom_at is not None else self.facts.at
+        return self.progress is not None and self.progress.changed_at > seen
+
     # --- deadlines, CLOCK_BOOTTIME s
 
     @cached_property
@@ -306,6 +318,8 @@ class View:
                 "stable",
                 f"{len(self.facts.instances_found)} of {len(self.facts.instances_declared)} instances are there",
             )
+        if self.oom_rise and not self.oom_survived:
+            yield "stable", "a process was killed for memory, and no progress came after it"
         yield from self._missing_in_log()
         if self.gpu_missing:
             yield "gpu", f"GPU level is {self.gpu_level}, {self.spec.gpu.level} is needed"
@@ -458,7 +472,7 @@ def how(exit_: Exit) -> str:
         return (
             f"{signal_name(exit_.status) or f'signal {exit_.status}'}{', core dumped' if exit_.code == DUMPED else ''}"
         )
-    return "ended, nobody saw how"
+    return "no main process was started"
 
 
 def process_data(process: Process) -> dict[str, Any]:

@@ -1,0 +1,103 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Which launchers killed themselves, and by which line; the incidents' own scripts among them."""
+
+from __future__ import annotations
+
+import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.launcher import analyse
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import LauncherSpec
+
+A = (
+    'pkill -9 -f "[t]rain_dflash_pipeline.py" || true; sleep 2; nohup /root/run.sh > /workspace/train_slammed5.log 2>&1 & sleep 5; '
+    "pgrep -af train_dflash_pipeline.py || true; tail -n 25 /workspace/train_slammed5.log"
+)
+B = """rm -f extract_gpu*.log
+pkill -f monitor.py
+sleep 1
+nohup python3 monitor.py > monitor.log 2>&1 &
+for i in 0 1 2 3; do CUDA_VISIBLE_DEVICES=$i nohup python3 extract_hidden_states.py --shard $i > extract_gpu$i.log & done
+echo "Launched"
+"""
+SSH_A = f"ssh node \"pct exec 200 -- bash -lc '{A}'\"".replace('"[t]', '\\"[t]').replace('.py" |', '.py\\" |')
+
+
+@pytest.mark.parametrize(
+    ("script", "rc", "mark", "pattern", "signal", "line"),
+    [
+        (A, 137, "", "[t]rain_dflash_pipeline.py", "SIGKILL", 1),
+        (SSH_A, 137, "", "[t]rain_dflash_pipeline.py", "SIGKILL", 1),
+        (A, -9, "", "[t]rain_dflash_pipeline.py", "SIGKILL", 1),
+        (B, 143, "Launched", "monitor.py", "SIGTERM", 2),
+        # ssh says 255, and nothing else, when a signal killed the remote shell.
+        (B, 255, "Launched", "monitor.py", "SIGTERM", 2),
+        (B, None, "Launched", "monitor.py", "SIGTERM", 2),
+        # A later command masked the code; the missing end mark is left.
+        (B, 0, "Launched", "monitor.py", "SIGTERM", 2),
+        ("pkill -9 -f python; tmux new -d 'python train.py'", 137, "", "python", "SIGKILL", 1),
+        ("pkill --signal KILL --full train; ./train", 137, "", "train", "SIGKILL", 1),
+        ("pkill -KILL -f train.py\npython train.py", 137, "", "train.py", "SIGKILL", 1),
+        ("NAME=train.py; pkill -f $NAME; python $NAME", 143, "", "train.py", "SIGTERM", 1),
+        ("kill -9 $(pgrep -f train.py); python train.py", 137, "", "train.py", "SIGKILL", 1),
+        ("pgrep -f train.py | xargs kill -9; python train.py", 137, "", "train.py", "SIGKILL", 1),
+        ("ps aux | grep train.py | awk '{print $2}' | xargs kill -9", 137, "", "train.py", "SIGKILL", 1),
+        ("killall -9 bash; python train.py", 137, "", "bash", "SIGKILL", 1),
+        ("pkill -9 bash; python train.py", 137, "", "bash", "SIGKILL", 1),
+    ],
+)
+def test_self_killed(script: str, rc: int | None, mark: str, pattern: str, signal: str, line: int) -> None:
+    found = analyse(LauncherSpec(script, rc, "", mark))
+    assert (found.code, found.pattern, found.signal, found.line) == ("launcher_self_killed", pattern, signal, line), found
+    assert found.matched and found.command
+
+
+@pytest.mark.parametrize(
+    ("script", "rc", "output", "mark"),
+    [
+        # It went on to its end.
+        (B, 143, "Launched", "Launched"),
+        (A, 0, "", ""),
+        # The pattern matches nothing on the launcher's own command line.
+        ('pkill -9 -f "[t]rain.py"; systemctl start training', 137, "", ""),
+        ("ps aux | grep train.py | grep -v grep | awk '{print $2}' | xargs kill -9", 137, "", ""),
+        ("pkill -9 python3; nohup python3 train.py &", 137, "", ""),
+        ("killall -9 python3; nohup python3 train.py &", 137, "", ""),
+        ("grep -f patterns train.log; pgrep -f train.py", 137, "", ""),
+        # Another signal than the pattern's own.
+        ("pkill -f train.py; python train.py", 137, "", ""),
+        ("systemctl restart training", 137, "", ""),
+        ("", None, "", ""),
+    ],
+)
+def test_not_self_killed(script: str, rc: int | None, output: str, mark: str) -> None:
+    assert analyse(LauncherSpec(script, rc, output, mark)).code == ""
+
+
+@pytest.mark.parametrize(
+    ("rc", "output"),
+    [
+        (255, ""),
+        (255, "ssh: connect to host x port 40022: Connection refused\nlost connection"),
+        (255, "kex_exchange_identification: read: Connection reset by peer"),
+        (1, "scp: /workspace/run.sh: Permission denied"),
+        (255, "Host key verification failed."),
+        (2, "Configuration file 'nodes/pve/lxc/200.conf' does not exist"),
+    ],
+)
+def test_not_delivered(rc: int, output: str) -> None:
+    script = B if output else "systemctl start x"
+    found = analyse(LauncherSpec(script, rc, output, "Launched"))
+    assert found.code == "launcher_not_delivered" and found.said in output
+
+
+@pytest.mark.parametrize(
+    ("script", "output"),
+    [
+        ("for i in 0 1; do x", "bash: -c: line 2: syntax error: unexpected end of file"),
+        ("echo 'x", "bash: -c: line 1: unexpected EOF while looking for matching `''"),
+        ('echo "x', ""),
+    ],
+)
+def test_syntax(script: str, output: str) -> None:
+    assert analyse(LauncherSpec(script, 2, output)).code == "launcher_syntax"
