@@ -15,8 +15,7 @@ description:
   - It is a callback plugin because a play that writes a report never runs when every host of an earlier play failed.
     Jobs whose host never came to the launch get a row as well, which names the stage and the failing task's message.
   - A play takes part by three play variables. C(launchproof_stage) names the play's stage. C(launchproof_declared) is the
-    list of jobs that the play is meant to prove on each host; a run without such a play writes no report.
-    C(launchproof_depends_on) names hosts whose failure keeps the others from their launch.
+    list of units that the play is meant to prove on each host; a run without such a play writes no report.
 options:
   path:
     description: Where the report is written; a relative path starts at the current folder.
@@ -47,7 +46,6 @@ from ansible import context
 from ansible.plugins.callback import CallbackBase
 from ansible.template import Templar
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.job.spec import declared_units
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.render import table
 from ansible_collections.dflash.launchproof.plugins.module_utils.report import Failure, Report
@@ -80,13 +78,14 @@ class CallbackModule(CallbackBase):
         manager, loader = play.get_variable_manager(), play.get_loader()
         pattern = Templar(loader, variables=manager.get_vars(play=play)).template(play.hosts)
         for host in manager._inventory.get_hosts(pattern):
-            variables = manager.get_vars(play=play, host=host)
+            # role_path: role defaults may use it, and outside of a role's own tasks it does not exist.
+            variables = {"role_path": "/", **manager.get_vars(play=play, host=host)}
             try:
-                jobs = Templar(loader, variables=variables).template(variables["launchproof_declared"])
+                units = Templar(loader, variables=variables).template(variables["launchproof_declared"])
             except Exception as error:  # whatever is wrong with a declaration, the run's own tasks will say it better
-                self._display.vvv(f"launch_report: launchproof_declared of {host.name}: {error}")
-                jobs = ["?"]
-            for unit in declared_units(jobs):
+                self._display.warning(f"launch_report cannot read launchproof_declared of {host.name}: {error}")
+                continue
+            for unit in units:
                 self._report.declare(host.name, unit)
 
     # -- what happens --------------------------------------------------------------------------------------------------

@@ -161,12 +161,38 @@ def test_a_secret_is_found_nowhere():
     assert secret not in done.stdout
     for path in (REPO / "artifacts").rglob("*"):
         assert not path.is_file() or secret.encode() not in path.read_bytes(), path
-    found = inside(
-        "grep", "-rlF", "--exclude-dir=secrets", secret, "/etc/systemd", "/etc/launchproof", "/var/lib/launchproof", "/var/log"
-    ) if subprocess.run(
-        ["pct", "exec", VMID, "--", "grep", "-rqF", "--exclude-dir=secrets", secret, "/etc/systemd", "/etc/launchproof",
-         "/var/lib/launchproof", "/var/log"], stdin=subprocess.DEVNULL, check=False,
-    ).returncode == 0 else ""
+    found = (
+        inside(
+            "grep",
+            "-rlF",
+            "--exclude-dir=secrets",
+            secret,
+            "/etc/systemd",
+            "/etc/launchproof",
+            "/var/lib/launchproof",
+            "/var/log",
+        )
+        if subprocess.run(
+            [
+                "pct",
+                "exec",
+                VMID,
+                "--",
+                "grep",
+                "-rqF",
+                "--exclude-dir=secrets",
+                secret,
+                "/etc/systemd",
+                "/etc/launchproof",
+                "/var/lib/launchproof",
+                "/var/log",
+            ],
+            stdin=subprocess.DEVNULL,
+            check=False,
+        ).returncode
+        == 0
+        else ""
+    )
     assert found == ""
     assert secret not in inside("systemctl", "show", *UNITS)
     assert inside("stat", "-c", "%a %U", "/etc/launchproof/secrets/extraction@1.service.env").split() == ["600", "root"]

@@ -108,7 +108,7 @@ class Service:
             "ca_certificates": needs["authorities"],
             "pip_environment": needs["environment"],
             "find_links": needs["find_links"],
-            "wheel_mounts": [{"source": path, "target": path, "ro": True} for path in needs["mounts"]],
+            "wheel_mounts": [{"source": path, "target": path, "read_only": True} for path in needs["mounts"]],
         }  # fmt: skip
 
     # ------------------------------------------------------------------ down
