@@ -245,8 +245,8 @@ def hosts_body(config, vmid):
     return f"{addresses[0] if addresses else '127.0.1.1'} {names}\n"
 
 
-def resolv_body(config, nameservers, searchdomain):
-    """The lines of /etc/resolv.conf: the container's own settings, else the node's."""
+def resolv_text(config, nameservers, searchdomain):
+    """/etc/resolv.conf, which Proxmox VE replaces as a whole: the container's own settings, else the node's."""
     servers = re.split(r"[\s,;]+", config["nameserver"]) if config.get("nameserver") else nameservers
     search = config.get("searchdomain") or searchdomain
     return (f"search {search}\n" if search else "") + "".join(f"nameserver {server}\n" for server in servers if server)

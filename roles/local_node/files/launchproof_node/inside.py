@@ -70,8 +70,7 @@ def build(plan):
     """
     rootfs = plan["rootfs"]
     mount(plan["image"], rootfs, [])
-    # Device nodes come from LXC, which mounts its own /dev.
-    unpack = ["tar", "--extract", "--preserve-permissions", "--numeric-owner", "--exclude=./dev/*", "--file", plan["template"]]
+    unpack = ["tar", "--extract", "--preserve-permissions", "--numeric-owner", "--file", plan["template"]]
     subprocess.run([*unpack, "--directory", rootfs], check=True, preexec_fn=die_with_parent)
     in_root(rootfs, _identity, plan)
     if plan["password"]:
@@ -86,7 +85,10 @@ def _identity(plan):
     if shutil.which("ssh-keygen"):
         for kind in ("ed25519", "ecdsa"):
             command = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "", "-f", f"/etc/ssh/ssh_host_{kind}_key"]
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+            subprocess.run(command, check=True)
+    hosts = Path("/etc/hosts")
+    if not hosts.exists() or "localhost" not in hosts.read_text():
+        hosts.write_text("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n")
     if plan["unprivileged"]:
         for unit in DEBUG_MOUNTS:
             link = Path("/etc/systemd/system", unit)

@@ -19,6 +19,7 @@ from .state import running
 
 CGROUPS = Path("/sys/fs/cgroup")
 INSIDE = Path(__file__).with_name("inside.py")
+CAP_SYS_RESOURCE = 24  # linux/capability.h
 # Marks an LXC folder that this node made: only such a folder is ever removed.
 OURS = ".launchproof-node"
 # In a mount namespace of its own: see inside.py.
@@ -43,10 +44,10 @@ async def run(*argv, data=None, timeout=None):
 
 
 async def must(*argv, data=None):
-    """run(), or Failed with the command's name and its last output line."""
+    """run(), or Failed with the command's name and the last lines of its output."""
     code, out = await run(*argv, data=data)
     if code != 0:
-        raise Failed(f"command '{' '.join(argv[:2])}' failed: exit code {code}: {out.splitlines()[-1] if out else 'no output'}")
+        raise Failed(f"command '{' '.join(argv[:2])}' failed: exit code {code}: {'; '.join(out.splitlines()[-3:])}")
     return out
 
 
@@ -131,8 +132,10 @@ class Runtime:
     async def grow(self, vmid, volume, size):
         """Grow a volume, also under a running container."""
         image = self.image(volume)
-        os.truncate(image, size)
         out = await must("losetup", "--noheadings", "--output", "NAME", "--associated", str(image))
+        if out and not _capable(CAP_SYS_RESOURCE):
+            raise Failed("this machine withholds CAP_SYS_RESOURCE, without which no mounted ext4 can grow: stop the container first")
+        os.truncate(image, size)
         if out:
             await must("losetup", "--set-capacity", out.split()[0])
             # The volume is mounted in the monitor's namespace only, with the machine's programs around it.
@@ -213,11 +216,11 @@ class Runtime:
             "rootfs": str(home / "rootfs"),
             "volumes": volumes,
             "devices": staged,
-            "files": {"/etc/hostname": hostname.split(".")[0] + "\n"},
-            "sections": {
-                "/etc/hosts": node_config.hosts_body(config, vmid),
-                "/etc/resolv.conf": node_config.resolv_body(config, self.settings.nameservers, self.settings.searchdomain),
+            "files": {
+                "/etc/hostname": hostname.split(".")[0] + "\n",
+                "/etc/resolv.conf": node_config.resolv_text(config, self.settings.nameservers, self.settings.searchdomain),
             },
+            "sections": {"/etc/hosts": node_config.hosts_body(config, vmid)},
             "log": str(log),
         }
         code, out = await run(*IN_NAMESPACE, "boot", data=json.dumps(plan).encode())
@@ -340,6 +343,12 @@ def reap_groups(vmid):
                 os.rmdir(folder)
             except OSError:
                 break  # a process is in it: not ours to remove
+
+
+def _capable(number):
+    """True when this process has a capability; a virtual machine's root may lack some."""
+    found = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.M)
+    return bool(int(found[1], 16) >> number & 1)
 
 
 def _parent(pid):
