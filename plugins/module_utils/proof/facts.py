@@ -62,7 +62,8 @@ class Baseline:
     n_restarts: int | Unknown = 0
     # ActiveState= then.
     active_state: str | Unknown = ""
-    # Processes of the job alive then (left over in the unit's group; not those that the stop just ended). Source: cgroup.procs, /proc/PID/stat.
+    # Processes of the job alive then (left over in the unit's group; not those that the stop just ended). Source:
+    # cgroup.procs, /proc/PID/stat.
     processes: tuple[Process, ...] | Unknown = ()
     # The declared log then: (device, inode, size in bytes), None when it did not exist. Source: stat.
     log: tuple[int, int, int] | None | Unknown = None
@@ -84,9 +85,11 @@ class UnitState:
     load_error: str = ""
     # ActiveState=: active, reloading, inactive, failed, activating, deactivating.
     active_state: str = "inactive"
-    # SubState=: running, exited, dead, failed, start, start-pre, start-post, auto-restart, auto-restart-queued, stop-sigterm, …
+    # SubState=: running, exited, dead, failed, start, start-pre, start-post, auto-restart, auto-restart-queued,
+    # stop-sigterm, …
     sub_state: str = "dead"
-    # Result=: success, resources, exit-code, signal, core-dump, timeout, watchdog, oom-kill, exec-condition, start-limit-hit, protocol.
+    # Result=: success, resources, exit-code, signal, core-dump, timeout, watchdog, oom-kill, exec-condition,
+    # start-limit-hit, protocol.
     result: str = "success"
     # Type=: simple, exec, notify, forking, oneshot, …
     type: str = "exec"
@@ -103,12 +106,14 @@ class UnitState:
     exec_main_exited_at: float = 0.0
     # NRestarts=, automatic restarts only.
     n_restarts: int = 0
-    # ConditionResult=, AssertResult= and their timestamps in CLOCK_BOOTTIME s, 0.0 when never. A collected unit reads False at 0.0.
+    # ConditionResult=, AssertResult= and their timestamps in CLOCK_BOOTTIME s, 0.0 when never. A collected unit reads
+    # False at 0.0.
     condition_result: bool = True
     condition_at: float = 0.0
     assert_result: bool = True
     assert_at: float = 0.0
-    # The condition or assertion that said no, as in the unit file ("ConditionPathExists=/data"), "" when not known. Source: Conditions=, Asserts=.
+    # The condition or assertion that said no, as in the unit file ("ConditionPathExists=/data"), "" when not known.
+    # Source: Conditions=, Asserts=.
     failed_condition: str = ""
     # ControlGroup=, "" when there is none.
     control_group: str = ""
@@ -117,7 +122,8 @@ class UnitState:
     pid_file: str = ""
     # Type of the job pending for the unit: "", start, stop, restart, … Source: Job= and list-jobs.
     pending_job: str = ""
-    # Restart=, RestartUSec=, RuntimeMaxUSec=, TimeoutStartUSec=, WatchdogUSec= (s; None = infinity or off), MemoryMax= (bytes, None = infinity).
+    # Restart=, RestartUSec=, RuntimeMaxUSec=, TimeoutStartUSec=, WatchdogUSec= (s; None = infinity or off),
+    # MemoryMax= (bytes, None = infinity).
     restart: str = "no"
     restart_sec: float = 0.1
     runtime_max: float | None = None
@@ -138,7 +144,8 @@ class StartAnswer:
     rc: int | None = None
     # Its stderr, the end of it.
     text: str = ""
-    # Result of the start job: done, failed, dependency, skipped, assert, timeout, canceled; "" when not seen. Source: JobRemoved, systemctl's words, journald.
+    # Result of the start job: done, failed, dependency, skipped, assert, timeout, canceled; "" when not seen. Source:
+    # JobRemoved, systemctl's words, journald.
     job_result: str = ""
     # The dependency that failed, "" when not known.
     dependency: str = ""
@@ -184,7 +191,8 @@ class Process:
     invocation_id: str | None | Unknown = NOT_READ
     # It holds the declared log open, or was seen to write to it.
     has_log: bool | Unknown = NOT_READ
-    # Where fd 1 and 2 (and regular files that it has open for writing) lead: "/dev/null", "/x/log (deleted)", "pipe:[3]".
+    # Where fd 1 and 2 (and regular files that it has open for writing) lead: "/dev/null", "/x/log (deleted)",
+    # "pipe:[3]".
     outputs: tuple[str, ...] | Unknown = NOT_READ
 
     @property
@@ -253,7 +261,8 @@ class Log:
     old_match: Match | None | Unknown = None
     # Files that match log.path where that is a glob (log.count > 1); otherwise () .
     files: tuple[str, ...] = ()
-    # It was truncated, renamed or deleted while watching ("truncated", "renamed", "deleted"); "" when not. Healthy by itself.
+    # It was truncated, renamed or deleted while watching ("truncated", "renamed", "deleted"); "" when not. Healthy by
+    # itself.
     changed: str = ""
 
 
@@ -262,7 +271,8 @@ class LogPlace:
     """Whether the job's user can write at the log's place. Sources: statvfs, access probe by that user, open errno."""
 
     path: str
-    # Name of the errno that a write there gives: ENOSPC, EDQUOT, EROFS, EACCES, ENOENT, ENOTDIR, EISDIR; "" when it can be written.
+    # Name of the errno that a write there gives: ENOSPC, EDQUOT, EROFS, EACCES, ENOENT, ENOTDIR, EISDIR; "" when it
+    # can be written.
     error: str = ""
     # Free bytes and free inodes for that user (f_bavail, f_favail); None when the file system does not count inodes.
     free_bytes: int | None = None
@@ -330,46 +340,55 @@ class Facts:
     at: float
     systemd: UnitState | Unknown = NOT_READ
     start: StartAnswer | Unknown = StartAnswer()
-    # Id of the run under test: the newest invocation that is not the baseline's (observed: the current or last one). Kept when the unit
-    # is collected. None: no new run was seen, by the symlink, systemctl, the run folder, or the journal.
+    # Id of the run under test: the newest invocation that is not the baseline's (observed: the current or last one).
+    # Kept when the unit is collected. None: no new run was seen, by the symlink, systemctl, the run folder, or the
+    # journal.
     run_id: str | None = None
-    # When that run began, CLOCK_BOOTTIME s (main process start, else the manifest, else first seen). None with run_id None.
+    # When that run began, CLOCK_BOOTTIME s (main process start, else the manifest, else first seen). None with run_id
+    # None.
     run_started_at: float | None = None
-    # The main process was seen running the job's program, i.e. exec succeeded (or it wrote, or it is certified to have run).
+    # The main process was seen running the job's program, i.e. exec succeeded (or it wrote, or it is certified to
+    # have run).
     exec_seen: bool = False
-    # Ends of main processes of new runs, oldest first; kept over garbage collection. The last one is the run's own when its process is gone.
+    # Ends of main processes of new runs, oldest first; kept over garbage collection. The last one is the run's own
+    # when its process is gone.
     exits: tuple[Exit, ...] = ()
-    # Number of automatic restarts seen since the baseline, where systemctl cannot tell any more (a stop zeroes NRestarts). The larger of this
-    # and the rise of n_restarts counts.
+    # Number of automatic restarts seen since the baseline, where systemctl cannot tell any more (a stop zeroes
+    # NRestarts). The larger of this and the rise of n_restarts counts.
     restarts_seen: int = 0
     # Processes in the unit's group (zombies included). Unknown when the group cannot be read.
     processes: tuple[Process, ...] | Unknown = ()
-    # Processes of the same job found outside this run: older than the baseline, in the group or with the job's run folder or log open.
+    # Processes of the same job found outside this run: older than the baseline, in the group or with the job's run
+    # folder or log open.
     strays: tuple[Process, ...] | Unknown = ()
     # CLOCK_BOOTTIME since when every live worker was in state D at each look; None when one was not.
     uninterruptible_since: float | None = None
     activity: Activity | Unknown = NOT_READ
     log: Log | Unknown = NOT_READ
     log_place: LogPlace | Unknown = NOT_READ
-    # oom_kill counter now, over the same groups as the baseline's (a rise that was seen live is kept when the group vanishes).
+    # oom_kill counter now, over the same groups as the baseline's (a rise that was seen live is kept when the group
+    # vanishes).
     oom_kills: int | Unknown = NOT_READ
     # When a rise of it was first seen, CLOCK_BOOTTIME s; None when it did not rise.
     oom_at: float | None = None
     # ActiveState=active was seen in this run.
     was_active: bool = False
-    # Units of the job that are declared, and those of them that exist and ran, where the job has instances; both () otherwise.
+    # Units of the job that are declared, and those of them that exist and ran, where the job has instances; both ()
+    # otherwise.
     instances_declared: tuple[str, ...] = ()
     instances_found: tuple[str, ...] = ()
     gpu: Gpu | None | Unknown = None
     objects: Objects | None | Unknown = None
     heartbeat: Heartbeat | None | Unknown = None
-    # Lines of the journal about this start ("Failed to execute …", "Condition check resulted in …"), redacted. Helps, never required.
+    # Lines of the journal about this start ("Failed to execute …", "Condition check resulted in …"), redacted. Helps,
+    # never required.
     journal: tuple[str, ...] | Unknown = NOT_READ
-    # diagnose only: what a command-line pattern matched that is not the job ("pid 7, bash -lc …: the observer's own shell"), and arguments
-    # or printed names that still hold *?[ and that no path has.
+    # diagnose only: what a command-line pattern matched that is not the job ("pid 7, bash -lc …: the observer's own
+    # shell"), and arguments or printed names that still hold *?[ and that no path has.
     wrong_processes: tuple[str, ...] = ()
     unexpanded: tuple[str, ...] = ()
-    # The job's command line, redacted, its user and working directory, for the remedies. Source: manifest, ExecStart=, User=.
+    # The job's command line, redacted, its user and working directory, for the remedies. Source: manifest,
+    # ExecStart=, User=.
     command: tuple[str, ...] = ()
     user: str = ""
     working_directory: str = ""
@@ -389,7 +408,8 @@ class Verdict:
     # A code of table.py.
     code: str
     ok: bool
-    # Stage in which it was decided: starting, stable, first_log, required, gpu, first_progress, progress, objects, heartbeat, ended.
+    # Stage in which it was decided: starting, stable, first_log, required, gpu, first_progress, progress, objects,
+    # heartbeat, ended.
     stage: str
     # CLOCK_BOOTTIME s of the decision, and s since the baseline.
     at: float

@@ -75,8 +75,9 @@ def analyse(spec: LauncherSpec) -> Launcher:
         return Launcher(rc=spec.rc, signal=name)
     kill = next(_self_kills(spec.script), None)
     syntax, transport = _SYNTAX.search(spec.output), _TRANSPORT.search(spec.output)
-    # A signal other than the pattern's own is someone else's; without an exit code the missing end is the evidence. ssh turns a
-    # remote shell's death by a signal into 255 and says nothing (OpenSSH 9.2); where it did not get there, it says so.
+    # A signal other than the pattern's own is someone else's; without an exit code the missing end is the evidence.
+    # ssh turns a remote shell's death by a signal into 255 and says nothing (OpenSSH 9.2); where it did not get
+    # there, it says so.
     unfinished = not number and not transport and (missing or spec.rc is None or (spec.rc == 255 and not spec.output.strip()))
     if kill and (number == kill.signal or unfinished):
         return Launcher(

@@ -33,7 +33,7 @@ _NOT_SECRET = re.compile(r"(?i)(?:eos|bos|pad|unk|sep|cls|mask|special|added|nex
 _SHAPED = (
     re.compile(r"(?i)(?P<key>\b(?:bearer|basic)\s+)(?P<value>[\w.~+/=-]{8,})"),
     re.compile(r"(?P<key>PVEAPIToken=[^\s=]+=)(?P<value>\S+)"),
-    re.compile(r"(?P<key>\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)(?P<value>[^\s/@]+)(?=@)"),
+    re.compile(r"(?P<key>\b[a-z][a-z0-9+.-]{0,15}://[^\s/:@]*:)(?P<value>[^\s/@]+)(?=@)"),
     re.compile(r"(?i)(?P<key>[?&]X-Amz-(?:Signature|Security-Token|Credential)=)(?P<value>[^\s&\"']+)"),
     re.compile(r"(?P<key>\b)(?P<value>(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}))"),
     re.compile(r"(?P<key>-----BEGIN [A-Z ]*PRIVATE KEY-----)(?P<value>.*?)(?=-----END|\Z)", re.DOTALL),

@@ -22,7 +22,8 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec impo
     Spec,
 )
 
-# A longer line is handed on in pieces of this many bytes, so that a log without line ends costs no more memory than this.
+# A longer line is handed on in pieces of this many bytes, so that a log without line ends costs no more memory than
+# this.
 MAX_LINE = 64 * 1024
 # What is kept of a line for people to read, characters, and how many of the last lines.
 KEPT_CHARS = 400

@@ -12,8 +12,8 @@ from typing import Any, Callable
 
 LEVELS = ("consistent", "proved_from_node", "proved")
 
-# Anywhere in a line; written so that no healthy line that merely says "error" matches. An uncaught Python exception is not in this
-# list: it counts only where it ends the log, which takes the scanner, not a pattern (scan.py).
+# Anywhere in a line; written so that no healthy line that merely says "error" matches. An uncaught Python exception
+# is not in this list: it counts only where it ends the log, which takes the scanner, not a pattern (scan.py).
 DEFAULT_FORBIDDEN = (
     r"CUDA out of memory",
     r"CUDA error: (?!.*\bno error\b)",
@@ -76,7 +76,8 @@ class ProgressSpec:
     json_field: str | None = None
     # After the first value it must change once more within this time, s; also the least stall threshold.
     within: float = 120.0
-    # Stalled after this long without a change, s; None = the larger of within and stall_factor × the job's own median gap.
+    # Stalled after this long without a change, s; None = the larger of within and stall_factor × the job's own median
+    # gap.
     stall_after: float | None = None
     stall_factor: float = 10.0
 

@@ -28,11 +28,13 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec impo
 
 # From when on a row speaks that needs to wait for nothing.
 NOW = float("-inf")
-# A round of a crash loop that comes within this time, s, is waited for, so that the loop is named and not its first round.
+# A round of a crash loop that comes within this time, s, is waited for, so that the loop is named and not its first
+# round.
 RESTART_GRACE = 5.0
 # A stop that was asked for may be the first half of a restart, s.
 STOP_GRACE = 3.0
-# Lines after an exception's last line that still leave it at the end of the log: what wrappers and atexit handlers print.
+# Lines after an exception's last line that still leave it at the end of the log: what wrappers and atexit handlers
+# print.
 WRAPPER_LINES = 5
 # The same where the exit status says failure too: launchers of many ranks print a summary.
 SUMMARY_LINES = 200

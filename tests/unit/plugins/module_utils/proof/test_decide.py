@@ -892,7 +892,7 @@ specs = st.fixed_dictionaries(
 BY_TIME = ("stalled", "uninterruptible", "error_but_alive", "uploads_stalled", "gpu_not_engaged", "count_mismatch", "worker_gone")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(baselines, looks, specs)
 def test_total_deterministic_and_monotone(baseline: f.Baseline, facts: f.Facts, spec: Any) -> None:
     now, seen = T0 + 1, None
@@ -921,7 +921,7 @@ def test_total_deterministic_and_monotone(baseline: f.Baseline, facts: f.Facts, 
     assert seen is not None, "no verdict in 60 waits"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(looks, specs)
 def test_success_needs_a_new_run_and_fresh_bytes(facts: f.Facts, spec: Any) -> None:
     answer = decide(BEFORE, facts, spec, T0 + 40)
