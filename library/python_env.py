@@ -232,7 +232,9 @@ def build(params: dict, digest: str, environ: dict) -> tuple:
             raise EnvError(f"{problem}. Take the other package out of the lock.")
         if params["imports"]:
             offline = {**os.environ, "HF_HUB_OFFLINE": "1"}
-            call([python, "-I", "-c", f"import {', '.join(params['imports'])}"], offline, "import in the new environment")
+            call(
+                [python, "-I", "-c", f"import {', '.join(params['imports'])}"], offline, "import in the new environment"
+            )
         lap("imports")
         with open(os.path.join(folder, pure.MARKER), "w", encoding="utf-8") as handle:
             json.dump({"schema": pure.SCHEMA, "digest": digest}, handle)
@@ -272,7 +274,9 @@ def run(module: AnsibleModule) -> dict:
     digest = pure.digest(params["requirements"], params["extra_requirements"], os.path.realpath(params["python"]))
     found = pure.look(path)
     if found.kind == "foreign":
-        raise EnvError(f"path {path} exists and is not an environment of this module. Move it away or choose another path.")
+        raise EnvError(
+            f"path {path} exists and is not an environment of this module. Move it away or choose another path."
+        )
     before = pure.distributions(found.target) if found.target else {}
     problem = found.problem or (found.target and "nvidia-ml-py" in wanted and pure.pynvml_problem(found.target)) or None
     changed = found.digest != digest or problem is not None
@@ -299,7 +303,12 @@ def run(module: AnsibleModule) -> dict:
         result["packages"] = wanted
     if changed:
         # What the lock left open (a local version such as 2.13.0+cpu) is no change of a package.
-        result["diff"] = {"before_header": path, "after_header": path, "before": lines(before), "after": lines(result["packages"])}
+        result["diff"] = {
+            "before_header": path,
+            "after_header": path,
+            "before": lines(before),
+            "after": lines(result["packages"]),
+        }
     return result
 
 

@@ -45,7 +45,9 @@ def locked(requirements: str, extra: list) -> dict:
             continue
         match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*==\s*([A-Za-z0-9.+!_-]+)", text)
         if not match:
-            raise EnvError(f"requirement {text!r} is not pinned. Write NAME==VERSION; uv pip compile makes such a lock.")
+            raise EnvError(
+                f"requirement {text!r} is not pinned. Write NAME==VERSION; uv pip compile makes such a lock."
+            )
         found[normalize(match[1])] = match[2]
     if not found:
         raise EnvError("the lock names no package. Give the text of a file that uv pip compile made.")

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 OK = 0
 USAGE = 64
@@ -154,7 +154,7 @@ class Progress:
 class Job:
     """One run of a program: its voice (lines, heartbeat, notify), its stop request and its threads."""
 
-    def __init__(self, heartbeat: Path | None, out=sys.stdout):
+    def __init__(self, heartbeat: Path | None, out: TextIO | None = None):
         folder = run_folder()
         self.heartbeat_path = heartbeat or (folder / "heartbeat.json" if folder else None)
         self.unit = os.environ.get("LAUNCHPROOF_UNIT") or None
@@ -164,7 +164,7 @@ class Job:
         self.labels: dict[str, Any] = {}
         self.stopping = threading.Event()
         self.progress = Progress()
-        self._out = out
+        self._out = out or sys.stdout
         self._out_lock = threading.Lock()
         self._started = time.monotonic()
         self._ready = False
@@ -285,7 +285,14 @@ class Job:
             raise self._failure
 
     def start(self, argv: list[str]) -> None:
-        """Say ``ev=start``, begin the heartbeat, and listen to SIGTERM and SIGINT."""
+        """Listen to SIGTERM and SIGINT, say ``ev=start``, and begin the heartbeat."""
+        # A Python signal handler runs inside whatever the main thread does, possibly while that holds the very lock the
+        # handler wants. So the handler does nothing; the signal's byte wakes a thread that may take locks.
+        read_end, self._wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: None)
         self.event(
             "start",
             unit=self.unit,
@@ -294,13 +301,6 @@ class Job:
             argv_sha=hashlib.sha256("\0".join(argv).encode()).hexdigest()[:16],
             cuda_visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         )
-        # A Python signal handler runs inside whatever the main thread does, possibly while that holds the very lock the
-        # handler wants. So the handler does nothing; the signal's byte wakes a thread that may take locks.
-        read_end, self._wakeup = socket.socketpair()
-        self._wakeup.setblocking(False)
-        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: None)
         self.spawn("signals", lambda: self._listen(read_end))
         self.spawn("heartbeat", self._beat)
 
