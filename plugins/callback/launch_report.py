@@ -14,7 +14,7 @@ description:
     it as a table.
   - It is a callback plugin because a play that writes a report never runs when every host of an earlier play failed.
     Jobs whose host never came to the launch get a row as well, which names the stage and the failing task's message.
-  - A play takes part by three play variables. C(launchproof_stage) names the play's stage. C(launchproof_declared) is the
+  - A play takes part by three play variables. C(launchproof_stage) names the play's stage. C(launchproof_units) is the
     list of units that the play is meant to prove on each host; a run without such a play writes no report.
 options:
   path:
@@ -72,8 +72,8 @@ class CallbackModule(CallbackBase):
             self._declare(play)
 
     def _declare(self, play):
-        """Reads launchproof_declared as the play's hosts will see it, --limit and --tags included."""
-        if "launchproof_declared" not in play.get_vars():
+        """Reads launchproof_units as the play's hosts will see it, --limit and --tags included."""
+        if "launchproof_units" not in play.get_vars():
             return
         manager, loader = play.get_variable_manager(), play.get_loader()
         pattern = Templar(loader, variables=manager.get_vars(play=play)).template(play.hosts)
@@ -81,9 +81,9 @@ class CallbackModule(CallbackBase):
             # role_path: role defaults may use it, and outside of a role's own tasks it does not exist.
             variables = {"role_path": "/", **manager.get_vars(play=play, host=host)}
             try:
-                units = Templar(loader, variables=variables).template(variables["launchproof_declared"])
+                units = Templar(loader, variables=variables).template(variables["launchproof_units"])
             except Exception as error:  # whatever is wrong with a declaration, the run's own tasks will say it better
-                self._display.warning(f"launch_report cannot read launchproof_declared of {host.name}: {error}")
+                self._display.warning(f"launch_report cannot read launchproof_units of {host.name}: {error}")
                 continue
             for unit in units:
                 self._report.declare(host.name, unit)

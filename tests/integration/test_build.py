@@ -19,7 +19,9 @@ ROOT = Path(__file__).parents[2]
 def installed(tmp_path_factory):
     """A folder with the built collection installed beside it; returns a function that runs a command there."""
     base = tmp_path_factory.mktemp("build")
-    stage = subprocess.run([ROOT / "tools/stage", base / "stage"], check=True, capture_output=True, text=True).stdout.strip()
+    stage = subprocess.run(
+        [ROOT / "tools/stage", base / "stage"], check=True, capture_output=True, text=True
+    ).stdout.strip()
     subprocess.run(["ansible-galaxy", "collection", "build", "--output-path", base, stage], check=True)
     (artifact,) = base.glob("dflash-launchproof-*.tar.gz")
     environment = {
@@ -35,7 +37,16 @@ def installed(tmp_path_factory):
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
-    run("ansible-galaxy", "collection", "install", "--offline", "--no-deps", "-p", str(base / "collections"), str(artifact))
+    run(
+        "ansible-galaxy",
+        "collection",
+        "install",
+        "--offline",
+        "--no-deps",
+        "-p",
+        str(base / "collections"),
+        str(artifact),
+    )
     return run
 
 
@@ -44,7 +55,9 @@ def test_nothing_of_the_checkout_is_left_out_or_dragged_along(installed):
     assert {"dflash.launchproof.launch_proof", "dflash.launchproof.pve_container"} <= set(listed)
 
 
-@pytest.mark.parametrize("playbook", ["preflight", "container", "python_env", "job", "launch_proof", "prove", "stop", "destroy"])
+@pytest.mark.parametrize(
+    "playbook", ["preflight", "container", "python_env", "job", "launch_proof", "prove", "stop", "destroy"]
+)
 def test_every_playbook_is_callable_by_its_full_name(installed, playbook):
     installed("ansible-playbook", "-i", "localhost,", "--syntax-check", f"dflash.launchproof.{playbook}")
 
@@ -56,7 +69,7 @@ def test_an_installed_proof_names_a_failure(installed, tmp_path):
             "hosts": "localhost",
             "connection": "local",
             "gather_facts": False,
-            "vars": {"launchproof_declared": [{"name": "nobody-installed-this"}]},
+            "vars": {"launchproof_units": ["nobody-installed-this.service"]},
             "tasks": [
                 {
                     "dflash.launchproof.launch_proof": {

@@ -92,7 +92,7 @@ def launch(host: SshHost, incident: Incident) -> subprocess.CompletedProcess[str
         return host.container.run("bash", "-lc", incident.script, check=False)
     copied = subprocess.run(
         ["scp", *host.options(), "-q", "-i", host.key, "-P", str(PORT),
-         FILES / "monitor.py", FILES / "extract_hidden_states.py", f"root@{host.container.address}:"], 
+         FILES / "monitor.py", FILES / "extract_hidden_states.py", f"root@{host.container.address}:"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True,
     )  # fmt: skip
     assert copied.returncode == 0, copied.stderr
@@ -185,7 +185,7 @@ def test_the_incident_is_named_through_the_play_as_well(host, tmp_path):
     done = launch(host, INCIDENTS[0])
     play = [{
         "hosts": "rented", "gather_facts": False,
-        "vars": {"launchproof_declared": [{"name": "slammed5"}], "launchproof_stage": "launch_proof"},
+        "vars": {"launchproof_units": ["slammed5.service"], "launchproof_stage": "launch_proof"},
         "tasks": [{"dflash.launchproof.launch_proof": {
             "state": "observed", "jobs": [{"unit": "slammed5.service"}],
             "launcher": {"script": script, "rc": done.returncode, "output": done.stdout},
