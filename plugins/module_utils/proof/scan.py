@@ -12,12 +12,14 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from statistics import median
 from typing import Any, Callable
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Log, Match, Progress
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import (
     DEFAULT_FORBIDDEN,
+    FORBIDDEN_WORDS,
     ProgressSpec,
     Spec,
 )
@@ -105,7 +107,10 @@ class TracebackTracker:
 
     def line(self, text: str, offset: int, at: float) -> None:
         """Take the next non-empty line."""
-        started = _HEADER.match(text) or (_SYNTAX.match(text) if self._prefix is None else None)
+        # The plain searches spare nearly every line the regular expressions.
+        started = "Traceback (" in text and _HEADER.match(text)
+        if not started and self._prefix is None and '  File "' in text:
+            started = _SYNTAX.match(text)
         if started:
             self._prefix, self._candidate = started["prefix"], (text, offset, at)
             return
@@ -203,16 +208,20 @@ class Scanner:
 
     def __init__(self, spec: Spec, redact: Callable[[str], str] = same) -> None:
         """``redact`` is applied to every line that is kept; patterns see the line as it was written."""
-        self._redact = redact
+        # Redacted before it is cut to what is kept: half a secret is one too. Most of the tail is asked for again.
+        self._keep = lru_cache(maxsize=4 * KEPT_LINES)(lambda text: redact(text[:READ_CHARS])[:KEPT_CHARS])
         self._splitter = LineSplitter()
-        self._required = {pattern: re.compile(pattern).search for pattern in spec.log.required}
+        # Required patterns that nothing has matched yet.
+        self._open = {pattern: re.compile(pattern).search for pattern in spec.log.required}
         self._found: dict[str, Match | None] = dict.fromkeys(spec.log.required)
         self._done = re.compile(spec.done.pattern) if spec.done else None
         self._done_match: Match | None = None
-        forbidden = [(pattern, "declared") for pattern in spec.log.forbidden]
-        if spec.log.default_forbidden:
-            forbidden += [(pattern, "default") for pattern in DEFAULT_FORBIDDEN if pattern not in spec.log.forbidden]
-        self._forbidden = [(pattern, re.compile(pattern).search, kind) for pattern, kind in forbidden]
+        self._declared = [(pattern, re.compile(pattern).search) for pattern in spec.log.forbidden]
+        self._default = [
+            (pattern, re.compile(pattern).search)
+            for pattern in DEFAULT_FORBIDDEN
+            if spec.log.default_forbidden and pattern not in spec.log.forbidden
+        ]
         # Pattern → its last match and the number of that line.
         self._hits: dict[str, tuple[Match, int]] = {}
         self._traceback = TracebackTracker() if spec.log.default_forbidden else None
@@ -276,19 +285,23 @@ class Scanner:
                 if self._traceback:
                     self._traceback.line(text, offset, at)
 
-    def _keep(self, text: str) -> str:
-        # Redacted before it is cut to what is kept: half a secret is one too.
-        return self._redact(text[:READ_CHARS])[:KEPT_CHARS]
-
     def _scan(self, text: str, offset: int, at: float) -> None:
-        for pattern, search in self._required.items():
-            if self._found[pattern] is None and search(text):
+        for pattern, search in [*self._open.items()]:
+            if search(text):
                 self._found[pattern] = self._match(pattern, text, offset, at)
+                del self._open[pattern]
         if self._done and self._done_match is None and self._done.search(text):
             self._done_match = self._match(self._done.pattern, text, offset, at)
-        for pattern, search, kind in self._forbidden:
+        for pattern, search in self._declared:
             if search(text):
-                self._hits[pattern] = (self._match(pattern, text, offset, at, kind), self._lines + 1)
+                self._hit(pattern, text, offset, at, "declared")
+        if any(word in text for word in FORBIDDEN_WORDS):
+            for pattern, search in self._default:
+                if search(text):
+                    self._hit(pattern, text, offset, at, "default")
+
+    def _hit(self, pattern: str, text: str, offset: int, at: float, kind: str) -> None:
+        self._hits[pattern] = (self._match(pattern, text, offset, at, kind), self._lines + 1)
 
     def _match(self, pattern: str, text: str, offset: int, at: float, kind: str = "declared") -> Match:
         return Match(pattern, self._keep(text), offset, at, kind)
