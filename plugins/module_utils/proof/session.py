@@ -47,6 +47,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch imp
 ARM_TIMEOUT = 20.0  # s until the prover must have armed
 LOCK_TIMEOUT = 5.0  # s that a prover which was told to let go may take
 STOP_SLACK = 1200.0  # s that systemd gives the prover beyond the proof's own hard end, for the stop of the old runs
+PROBE_TIMEOUT = 1.0  # s: whoever only tries whether a lock is held holds it for an instant
 STATUS_EVERY = 0.5  # s between writes of status.json
 KEEP_SESSIONS = 50  # finished sessions that stay readable
 ACTIVE = ("active", "reloading", "activating", "deactivating")
@@ -461,9 +462,10 @@ def prune(paths: ledger.Paths) -> None:
     for name in names[: max(len(names) - KEEP_SESSIONS, 0)]:
         folder = os.path.join(paths.sessions, name)
         if os.path.exists(os.path.join(folder, "verdict.json")) and not held(os.path.join(folder, "lock")):
-            for entry in os.listdir(folder):
-                os.unlink(os.path.join(folder, entry))
-            os.rmdir(folder)
+            with contextlib.suppress(FileNotFoundError):  # another call prunes too
+                for entry in os.listdir(folder):
+                    os.unlink(os.path.join(folder, entry))
+                os.rmdir(folder)
 
 
 def read_from(path: str, offset: int) -> bytes:
@@ -679,10 +681,12 @@ class Prover:
             while child.returncode is None:
                 self.loop.step(1.0)
             self.watch.show(stopping)
-        failed = [item.unit for item in self._actions("start", "restart") if isinstance(item.state, UnitState) and item.state.active_state == "failed"]
-        if failed:
-            systemd.systemctl("reset-failed", "--", *failed)  # else the start limit of the runs before refuses this one
-            self.watch.show([item for item in self.units if item.unit in failed])
+        starting = self._actions("start", "restart")
+        if starting:
+            # Else the start limit, which counts the starts before as well, refuses this one. Units that are not loaded have no
+            # such count, and systemctl says so.
+            systemd.systemctl("reset-failed", "--", *[item.unit for item in starting])
+            self.watch.show(starting)
 
     def _take_baselines(self) -> None:
         observed = set(self._actions("observe", "pending"))
@@ -833,7 +837,7 @@ def read_answer(answer: StartAnswer, line: str, unit: str) -> StartAnswer:
 
 def prover_main(folder: str) -> int:
     """The detached process. Always leaves a verdict.json, whatever happens to it short of SIGKILL."""
-    lock = take_lock(os.path.join(folder, "lock"), str(os.getpid()), 0.0)
+    lock = take_lock(os.path.join(folder, "lock"), str(os.getpid()), PROBE_TIMEOUT)
     if lock is None or os.path.exists(os.path.join(folder, "verdict.json")):
         return 0
     request = ledger.read_json(os.path.join(folder, "request.json")) or {"units": [], "session": os.path.basename(folder)}

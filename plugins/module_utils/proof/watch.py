@@ -102,8 +102,10 @@ class UnitWatch:
         self._old_match = None
         self._processes = ()
         self._pidfd = None  # (pid, descriptor)
+        self._dead_pid = 0  # main process that has died, which systemd may not know yet
         self._group_keys, self._group_fd, self._group = [], None, None
-        self._oom_rise, self._oom_before, self._oom_now = {}, 0, 0
+        self._oom_rise, self._oom_before, self._oom_now, self._oom_at = {}, 0, 0, None
+        self._was_active = False
         self._uninterruptible_since = None
         self._samples = deque()
         self._place = NOT_READ
@@ -201,6 +203,7 @@ class UnitWatch:
                 self.baseline = replace(self.baseline, n_restarts=state.n_restarts)
                 self.exits, self.restarts_seen, self._dead_log = [], 0, None
         self.run_id = run_id
+        self._was_active = False
         self._last_n_restarts = state.n_restarts
         self._was_waiting = False
         self.exec_seen = False
@@ -329,6 +332,7 @@ class UnitWatch:
         self.ask()
 
     def _on_death(self) -> None:
+        self._dead_pid = self._pidfd[0]
         self._drop_pidfd()
         self._read_oom()
         self.ask()
@@ -348,6 +352,8 @@ class UnitWatch:
 
     def _count_oom(self, rise: int) -> None:
         self._oom_rise[self.run_id] = max(rise, self._oom_rise.get(self.run_id, 0))
+        if rise > 0 and self._oom_at is None:
+            self._oom_at = ledger.boottime()
 
     def apply(self, state, properties: dict, now: float) -> None:
         """Take what systemd says now."""
@@ -368,8 +374,12 @@ class UnitWatch:
         self._follow_main(state)
         self._note_exit(state)
         self._note_exec(state)
+        self._was_active = self._was_active or state.active_state == "active"
         self._refresh_processes(now)
-        transition = state.active_state not in STEADY or waiting or (before == state and not self.run_id)
+        if state.main_pid and not self._pidfd and not os.path.exists("/proc/%d" % state.main_pid):
+            self._dead_pid = state.main_pid  # it died before its pidfd could be had
+        behind = bool(state.main_pid) and state.main_pid == self._dead_pid
+        transition = state.active_state not in STEADY or waiting or behind or (before == state and not self.run_id)
         ended_unseen = self.run_id and not state.main_pid and not self._certified(self.run_id)
         if transition or state.pending_job or (ended_unseen and state.active_state != "active"):
             self.look_at = now + self._look_gap
@@ -402,7 +412,7 @@ class UnitWatch:
         if self._pidfd and self._pidfd[0] == state.main_pid:
             return
         self._drop_pidfd()
-        if state.main_pid:
+        if state.main_pid and state.main_pid != self._dead_pid:
             descriptor = process.open_pidfd(state.main_pid)
             if descriptor is not None:
                 self._pidfd = (state.main_pid, descriptor)
@@ -437,7 +447,10 @@ class UnitWatch:
         """A run that ended without a main process: a pre-command failed, or systemd could not fork."""
         if state.result == "success" or state.invocation_id != self.run_id:
             return
-        self._end(Exit(at=ledger.boottime(), code=0, status=state.exec_main_status, invocation_id=self.run_id, result=state.result))
+        status = systemd.failed_command_status(self.properties)
+        # 200 and up say the same of a pre-command as of the main process: systemd could not set it up.
+        code = EXITED if status in SETUP_STATUSES else 0
+        self._end(Exit(at=ledger.boottime(), code=code, status=status, invocation_id=self.run_id, result=state.result))
 
     def _read_certificate(self, run_id: str | None) -> bool:
         """Take the run's death certificate, if there is one. Return whether there is."""
@@ -447,7 +460,7 @@ class UnitWatch:
         if certificate is None:
             return False
         if certificate.get("oom_kill"):
-            self._oom_rise[run_id] = max(certificate["oom_kill"] - self._oom_before, self._oom_rise.get(run_id, 0))
+            self._count_oom(certificate["oom_kill"] - self._oom_before)
         if not self._certified(run_id):
             end = certificate_exit(certificate, run_id)
             if end.code or end.result not in ("", "success"):
@@ -552,7 +565,9 @@ class UnitWatch:
             scanner.feed(piece, min(self.run_started_at + span * part, now))
 
     def _settle_logs(self, now: float) -> None:
-        self.read_logs(now)
+        """Read all that is left of the logs of a run that has ended."""
+        while self.read_logs(now):
+            pass
         for scanner in self._scanners.values():
             scanner.settle(now, ended=True)
 
@@ -561,6 +576,8 @@ class UnitWatch:
         if "journal" in self._scanners:
             return self._scanners["journal"].log("journal", exists=True)
         if not self._tails:
+            if self.spec.log.count > 1 and self.log_path:
+                return merge_logs(self.log_path, [])
             path = self._declared_log() or (os.path.join(self.paths.current(self.unit), "log"))
             if self.run_id is None or not self.spec.log.fresh:
                 return Log(path=path, exists=False, required=dict.fromkeys(self.spec.log.required))
@@ -618,12 +635,17 @@ class UnitWatch:
             log=log,
             log_place=self._place,
             oom_kills=known(base.oom_kills, 0) + sum(self._oom_rise.values()),
+            oom_at=self._oom_at,
+            was_active=self._was_active,
             instances_declared=self.declared,
             instances_found=self.instances_found,
             gpu=self.gpu_source.facts(known(base.gpu_memory, {}) or {}) if self.gpu_source else None,
             objects=self.objects_source.facts() if self.objects_source else None,
             heartbeat=self._heartbeat(),
             journal=self._journal,
+            command=tuple(map(self.redact, systemd.command(self.properties))),
+            user=self.properties.get("User") or self.user,
+            working_directory=self.properties.get("WorkingDirectory", "").lstrip("!-"),
             host=self.host,
         )
 

@@ -21,7 +21,7 @@ PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,Type,InvocationID,MainPID,ControlPID,ExecMainPID,ExecMainCode,"
     "ExecMainStatus,ExecMainStartTimestampMonotonic,ExecMainExitTimestampMonotonic,NRestarts,ConditionResult,"
     "ConditionTimestampMonotonic,AssertResult,AssertTimestampMonotonic,ControlGroup,NotifyAccess,PIDFile,Job,Restart,"
-    "RestartUSec,RuntimeMaxUSec,TimeoutStartUSec,WatchdogUSec,MemoryMax,FragmentPath,DropInPaths,User,ExecStart,"
+    "RestartUSec,RuntimeMaxUSec,TimeoutStartUSec,WatchdogUSec,MemoryMax,FragmentPath,DropInPaths,User,ExecStart,ExecStartPre,ExecCondition,"
     "RemainAfterExit,StandardOutput,WorkingDirectory"
 )
 UNITS = {
@@ -64,7 +64,12 @@ def parse_show(text: str) -> list:
     """Split the output of C(systemctl show A B …) into one {property: value} a unit, in order."""
     blocks = []
     for block in text.split("\n\n"):
-        properties = dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+        properties = {}
+        for line in block.splitlines():
+            name, equals, value = line.partition("=")
+            if equals:
+                # Commands have a line each: ExecStartPre= may come more than once.
+                properties[name] = properties[name] + "\n" + value if name in properties else value
         if properties:
             blocks.append(properties)
     return blocks
@@ -170,6 +175,19 @@ def failed_condition(unit: str) -> str:
         return ""
     match = re.search(r"((?:Condition|Assert)\w+=.*?) was not met", text)
     return match.group(1) if match else ""
+
+
+def command(properties: dict) -> tuple:
+    """The words of ExecStart=, as far as systemctl's own form keeps them apart."""
+    match = re.search(r"argv\[\]=(.*?) ; ignore_errors=", properties.get("ExecStart", ""))
+    return tuple(match.group(1).split()) if match else ()
+
+
+def failed_command_status(properties: dict) -> int:
+    """Exit status of the ExecStartPre= or ExecCondition= command that failed last, 0 when none did."""
+    text = properties.get("ExecStartPre", "") + properties.get("ExecCondition", "")
+    found = [int(number) for number in re.findall(r"code=exited ; status=(\d+)", text)]
+    return next((number for number in reversed(found) if number), 0)
 
 
 def failed_dependency(unit: str) -> str:
