@@ -623,19 +623,19 @@ def _speaks(v: View, match: Match) -> float:
 
 
 def log_misrouted(v: View) -> Finding | None:
-    if not v.alive or not v.mute or not v.processes:
+    if not v.alive or not v.processes or not (v.mute or v.lost):
         return None
     live = [process for process in v.processes if process.alive]
-    if not live or any(process.has_log is not False for process in live):
+    if not live or (not v.lost and any(process.has_log is not False for process in live)):
         return None
     places = sorted({place for process in live for place in known(process.outputs) or ()})
     if not places:
         return None
-    remedy = f"{v.unit} writes to {', '.join(places[:4])} and not to {v.path}: correct StandardOutput=, the redirection, or log.path"
+    where = f"the deleted {v.path}" if v.lost else f"{', '.join(places[:4])} and not to {v.path}"
     return Finding(
         "log_misrouted",
         v.first_log_deadline,
-        remedy,
+        f"{v.unit} writes to {where}: correct StandardOutput=, the redirection, the rotation, or log.path",
         {"goes_to": places[:16], **v.log_evidence(0), **v.process_evidence()},
     )
 

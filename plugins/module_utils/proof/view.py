@@ -203,6 +203,14 @@ class View:
         return self.spec.log.fresh and self.log is not None and self.bytes == 0
 
     @cached_property
+    def lost(self) -> bool:
+        """Whether the job goes on writing into the declared log after that was deleted: nobody will ever read it."""
+        if self.log is None or self.log.changed != "deleted":
+            return False
+        gone = f"{self.log.path} (deleted)"
+        return any(gone in (known(process.outputs) or ()) for process in self.processes or () if process.alive)
+
+    @cached_property
     def progress(self) -> Progress | None:
         """Progress of this run, None before the first value."""
         return self.log.progress if self.log else None
@@ -342,6 +350,8 @@ class View:
             yield "first_log", f"nothing written to {self.path} yet"
         if self.spec.log.count > 1 and len(self.log.files if self.log else ()) != self.spec.log.count:
             yield "first_log", f"{len(self.log.files if self.log else ())} of {self.spec.log.count} logs at {self.path}"
+        if self.lost:
+            yield "first_log", f"{self.path} was deleted, and the job writes on into the deleted file"
         for pattern in self.unmatched:
             yield "required", f"no line in {self.path} matches {pattern!r} yet"
         for match in self.open_forbidden:

@@ -567,6 +567,15 @@ CASES = [
         at_once=False,
         remedy="/dev/null",
     ),
+    Case(
+        "output-to-a-deleted-log",
+        "log_misrouted",
+        60.5,
+        {"log": log(changed="deleted"), "processes": (process(has_log=True, outputs=(f"{LOG} (deleted)",)),)},
+        at_once=False,
+        evidence={"goes_to": [f"{LOG} (deleted)"]},
+        remedy=f"deleted {LOG}",
+    ),
     # 24
     Case(
         "old-lines",
@@ -724,6 +733,8 @@ HEALTHY = [
          {"progress": STEP}),
     Case("log-open-already", "", 5, {"log": SILENT, "processes": (process(has_log=True),),
                                      "log_place": f.LogPlace(LOG, "EACCES", user="dflash")}),
+    Case("deleted-and-made-anew-by-the-job", "ok_started", 61, {"log": log(changed="deleted"),
+                                                                "processes": (process(has_log=True, outputs=(LOG,)),)}),
     Case("own-file-handler", "ok_started", 61, {"processes": (process(has_log=False, outputs=("/dev/null",)),)}),
     Case("exec-of-a-program-that-exits-with-203", "exited_nonzero", 3, died(203)),
     Case("main-process-in-another-group", "ok_started", 6, {"processes": ()}),
