@@ -134,6 +134,10 @@ class Host:
         """Remove one file or link."""
         os.unlink(self.at(path))
 
+    def is_root(self) -> bool:
+        """Whether this process may write where units lie."""
+        return os.geteuid() == 0
+
     def user_exists(self, name: str) -> bool:
         """Whether NSS knows the user."""
         try:
@@ -236,6 +240,8 @@ def _warn_dropped(jobs: list[Job], known: Mapping[str, Mapping[str, Any]], plan:
 def _check_machine(jobs: list[Job], host: Host, problems: list[str]) -> list[str]:
     """Note what cannot work here; return what an earlier step of the same deployment may still put right."""
     doubtful = []
+    if not host.is_root():
+        problems.append("This user is not root. Connect as root, or set become: true.")
     if not host.is_dir("/run/systemd/system"):
         problems.append(
             "systemd does not run this machine (/run/systemd/system is missing). Use a machine whose PID 1 is systemd."

@@ -29,6 +29,9 @@ def call(tmp_path, monkeypatch, capsys):
         def __init__(self):
             super().__init__(root)
 
+        def is_root(self):
+            return True
+
         def user_exists(self, name):
             return True
 

@@ -24,12 +24,16 @@ class Machine(install.Host):
     def __init__(self, root):
         super().__init__(str(root))
         self.users = {"dflash"}
+        self.root_user = True
         self.verify_output = ""
         self.show_output = ""
         self.commands = []
         for folder in ("/run/systemd/system", "/usr/bin", "/bin"):
             os.makedirs(self.at(folder))
         self.write("/bin/true", b"", 0o755)
+
+    def is_root(self):
+        return self.root_user
 
     def user_exists(self, name):
         return name in self.users
@@ -163,6 +167,11 @@ def test_what_is_missing_on_the_machine_is_named_before_any_write(machine):
     machine.users = {"dflash"}
     machine.write("/opt/venv/bin/python", b"", 0o644)
     assert "is not an executable file here" in problems(machine, read({"command": ["/opt/venv/bin/python"]}))[0]
+
+
+def test_another_user_than_root(machine):
+    machine.root_user = False
+    assert problems(machine, read()) == ["This user is not root. Connect as root, or set become: true."]
 
 
 def test_a_machine_without_systemd(machine):
