@@ -297,7 +297,7 @@ def crash_loop(v: View) -> Finding | None:
     gave_up = v.state.result == "start-limit-hit" or (v.state.active_state == "failed" and not v.auto_restart)
     evidence = {
         "restarts": v.restarts,
-        "deaths": max(len(v.facts.exits), v.restarts),
+        "deaths": max(len(v.facts.exits), v.restarts + (v.exit is not None)),
         "gave_up": gave_up,
         "cause": {"code": cause.code, **cause.evidence} if cause else {"code": "unknown"},
         **v.unit_evidence(),
