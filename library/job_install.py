@@ -141,7 +141,7 @@ def read_jobs(module: AnsibleModule) -> list[spec.Job]:
 
 def fail(module: AnsibleModule, errors: list[str]) -> None:
     """End with every error; nothing was changed."""
-    module.fail_json(msg="Nothing was changed. " + " ".join(errors), errors=errors)
+    module.fail_json(msg="\n- ".join(["Nothing was changed:", *errors]), errors=errors)
 
 
 def main() -> None:

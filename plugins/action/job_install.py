@@ -32,7 +32,7 @@ class ActionModule(ActionBase):
                 **result,
                 "failed": True,
                 "changed": False,
-                "msg": "Nothing was changed. " + " ".join(errors),
+                "msg": "\n- ".join(["Nothing was changed:", *errors]),
                 "errors": errors,
             }
         try:

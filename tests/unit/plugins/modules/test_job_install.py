@@ -87,7 +87,7 @@ def test_missing_code_is_asked_for_before_any_write(call):
 
 def test_errors_change_nothing(call):
     answer = call(jobs=[{"name": "a", "command": "x"}])
-    assert answer["failed"] and answer["msg"].startswith("Nothing was changed. ") and len(answer["errors"]) == 1
+    assert answer["failed"] and answer["msg"].startswith("Nothing was changed:\n- ") and len(answer["errors"]) == 1
     os.rmdir(call.root + "/run/systemd/system")
     answer = call()
     assert answer["failed"] and "systemd does not run this machine" in answer["errors"][0]
