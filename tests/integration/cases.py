@@ -7,7 +7,9 @@ A case is a unit, a program, a proof spec and what happens before and during the
 shows, without the prover, that the fault (or the health) is really there: a case whose fact fails is a broken case.
 
 In every shell text: ``$UNIT`` the unit, ``$NAME`` the case, ``$DIR`` its folder, ``$LOG`` the log the proof reads,
-``prop KEY`` a property of the unit, ``until_ok COMMAND...`` repeats until it succeeds, for 15 s at most.
+``prop KEY`` a property of the unit, ``died_with STATUS`` whether its main process or its pre-command ended so,
+``restarted N`` whether systemd has restarted it N times,
+``until_ok COMMAND...`` repeats until it succeeds, for 15 s at most.
 
 Styles of a case's unit:
 
@@ -73,7 +75,7 @@ class Case:
     before: str = ""  # shell, before the baseline is taken
     during: str = ""  # shell, from the moment the prover has started the unit (or is armed, in mode prove)
     fact: str = "true"  # shell, after the verdict
-    after: str = ""  # shell, clean-up of more than the unit itself
+    after: str = ""  # shell, undoes what ``before`` and ``during`` did; then the unit is stopped
     log: str = ""  # the declared log, where it is neither the run's own nor the foreign style's default
     proof: dict = field(default_factory=dict)
     launcher: dict = field(default_factory=dict)
@@ -93,6 +95,14 @@ class Case:
 
 
 FULL = "mkdir -p /mnt/$NAME; mount -t tmpfs -o size=64k none /mnt/$NAME; cat /dev/zero > /mnt/$NAME/fill || true"
+CHATTER = """\
+[rank0]:[I ProcessGroupNCCL.cpp:905] [PG 0 Rank 0] ProcessGroupNCCL initialization options: size: 2, TIMEOUT(ms): 600000
+NCCL version 2.21.5+cuda12.4
+NCCL INFO NCCL_TIMEOUT set by environment to 1800
+UserWarning: torch.utils.checkpoint: CUDA errors are reported asynchronously
+WARNING: 0 exceptions, 0 errors; errors_total=0 cuda_errors=0 oom_retries=0
+Error: 0.013 (validation), best error: 0.011
+"""
 LOST = """
 ssh: connect to host 198.51.100.7 port 40022: Connection refused
 lost connection
@@ -161,19 +171,19 @@ bash -c "$(cat $DIR/launch)"; echo $? > $DIR/rc""",
     # --- crash loops -----------------------------------------------------------------------------------------------
     Case("loop-exit-1", "crash_loop", "exit 1 at once with Restart=always", bash("echo starting; exit 1"),
          service="Restart=always\nRestartSec=200ms\nStartLimitBurst=100", unit="StartLimitIntervalSec=0",
-         fact='[ "$(prop NRestarts)" -ge 2 ]', nested="exited_nonzero"),
+         fact="until_ok restarted 2", nested="exited_nonzero"),
     Case("loop-gave-up", "crash_loop", "a crash loop that trips the start limit", bash("echo starting; exit 3"),
          service="Restart=on-failure\nRestartSec=100ms", unit="StartLimitIntervalSec=60\nStartLimitBurst=3",
          fact='until_ok systemctl is-failed $UNIT', nested="exited_nonzero"),
     Case("loop-203", "crash_loop", "the program is missing, with Restart=always", program="",
          exec_start="/opt/cases/absent", service="Restart=always\nRestartSec=200ms", unit="StartLimitIntervalSec=0",
-         fact='[ "$(prop NRestarts)" -ge 2 ]', nested="setup_failed"),
+         fact="until_ok restarted 2", nested="setup_failed"),
     Case("loop-killed", "crash_loop", "killed by SIGKILL after each start", bash("echo starting; kill -9 $$"),
          service="Restart=always\nRestartSec=200ms", unit="StartLimitIntervalSec=0",
-         fact='[ "$(prop NRestarts)" -ge 2 ]', nested="killed_by_signal"),
+         fact="until_ok restarted 2", nested="killed_by_signal"),
     # --- setup -----------------------------------------------------------------------------------------------------
     Case("no-folder", "setup_failed", "WorkingDirectory= is not there (200)", service="WorkingDirectory=/opt/absent",
-         fact='[ "$(prop ExecMainStatus)" = 200 ]', evidence=("200", "/opt/absent")),
+         fact='died_with 200', evidence=("200", "/opt/absent")),
     Case("no-program", "setup_failed", "the program is not there (203)", program="", exec_start="/opt/cases/absent",
          fact='[ "$(prop ExecMainStatus)" = 203 ]', evidence=("203", "/opt/cases/absent")),
     Case("not-executable", "setup_failed", "the program is not executable (203)", before="chmod 644 $DIR/run",
@@ -184,9 +194,9 @@ bash -c "$(cat $DIR/launch)"; echo $? > $DIR/rc""",
          log="/var/log/absent/out.log",
          fact='[ "$(prop ExecMainStatus)" = 209 ]', evidence=("209", "/var/log/absent")),
     Case("no-user", "setup_failed", "User= does not exist (217)", service="User=nobody-of-that-name",
-         fact='[ "$(prop ExecMainStatus)" = 217 ]', evidence=("217", "nobody-of-that-name")),
+         fact='died_with 217', evidence=("217", "nobody-of-that-name")),
     Case("no-bind-source", "setup_failed", "BindPaths= of a folder that is not there (226)",
-         service="BindPaths=/opt/absent:/mnt", fact='[ "$(prop ExecMainStatus)" = 226 ]', evidence=("226",)),
+         service="BindPaths=/opt/absent:/mnt", fact='died_with 226', evidence=("226",)),
     # --- the log's place -------------------------------------------------------------------------------------------
     Case("log-full", "log_unwritable", "the log's file system is full", style="foreign",
          before=FULL,
@@ -241,6 +251,9 @@ time.sleep(600)""", "-u"),
     Case("sigkill", "killed_by_signal", "SIGKILL from outside",
          during='until_ok grep -q step=2 $LOG; systemctl kill -s KILL $UNIT', proof={"process": {"stable_for": 8}},
          fact='[ "$(prop Result)" = signal ] && [ "$(prop ExecMainStatus)" = 9 ]', evidence=("KILL",)),
+    Case("sigterm", "killed_by_signal", "SIGTERM from outside: systemd calls it a success",
+         during='until_ok grep -q step=2 $LOG; kill $(prop MainPID)', proof={"process": {"stable_for": 8}},
+         fact='[ "$(prop Result)" = success ] && ! systemctl is-active $UNIT', evidence=("TERM",)),
     Case("sigkill-wrapped", "killed_by_signal", "a shell passes its child's SIGKILL on as exit 137",
          bash("echo go\nbash -c 'kill -9 $$'\nexit $?"), fact='[ "$(prop ExecMainStatus)" = 137 ]'),
     Case("sighup", "killed_by_signal", "SIGHUP: systemd calls it a success",
@@ -358,6 +371,16 @@ while True:
               "while :; do echo waiting; sleep 0.3; done"),
          proof={"progress": {**STEP, "stall_after": 3}, "process": {"stable_for": 8}},
          fact="systemctl is-active $UNIT && grep -q step=5 $LOG"),
+    Case("stalls-frozen", "uninterruptible", "every process is stuck in state D (frozen group)",
+         bash("echo loading; exec sleep 600"),
+         during="""
+until_ok grep -q loading $LOG
+group=/sys/fs/cgroup/freezer$(sed -n 's/.*:freezer://p' /proc/1/cgroup)/case-frozen
+mkdir -p $group; prop MainPID > $group/cgroup.procs; echo FROZEN > $group/freezer.state""",
+         proof={"progress": STEP, "deadlines": {"first_log": 4, "first_progress": 4}},
+         fact="grep -q ^State:.D /proc/$(prop MainPID)/status",
+         after="group=$(echo /sys/fs/cgroup/freezer$(sed -n 's/.*:freezer://p' /proc/1/cgroup)/case-frozen)\n"
+               "echo THAWED > $group/freezer.state"),
     Case("stalls-own-pace", "stalled", "five steps at its own pace, then none; no threshold declared",
          bash("for i in $(seq 12); do echo ev=step step=$i; sleep 0.1; done; exec sleep 600"),
          proof={"progress": STEP, "process": {"stable_for": 15}},
@@ -457,6 +480,28 @@ for i in range(1, 9999):
     Case("h-error-word", "ok_progressing", "the word error in healthy lines",
          steps(more="print('mean error=0.01 errors: 0 Error rate 0.0% failed=0 no exception; traceback off')"),
          proof={"progress": STEP}, fact="grep -q 'Error rate' $LOG"),
+    Case("h-library-chatter", "ok_progressing", "what libraries print about errors and timeouts while all is well",
+         steps(more=f"print({CHATTER!r})"), proof={"progress": STEP}, fact="grep -q 'TIMEOUT(ms)' $LOG"),
+    Case("h-cuda-oom-retried", "ok_progressing", "CUDA out of memory, caught: a smaller batch, and on it goes",
+         steps(more="print('CUDA out of memory. retrying with batch 4' if i == 3 else '')"),
+         proof={"progress": STEP, "process": {"stable_for": 3}}, fact="grep -q 'CUDA out of memory' $LOG"),
+    Case("h-symlink-swap", "ok_progressing", "the log is a link that the program swaps to a new file, twice",
+         python("""
+import os, time
+link = os.environ["LOG"]
+for part in range(99):
+    with open(f"{link}.{part}", "w", buffering=1) as log:
+        os.symlink(f"{link}.{part}", link + ".new")
+        os.replace(link + ".new", link)
+        for i in range(5):
+            log.write(f"ev=step step={part * 5 + i}\\n"); time.sleep(0.2)"""),
+         log="/var/log/cases/h-symlink-swap-app.log", before="rm -f $LOG*", proof={"progress": STEP, "process": {"stable_for": 3}}, fact="[ -s $LOG.1 ]"),
+    Case("h-simple", "ok_progressing", "Type=simple, and a shell between systemd and the worker",
+         bash("python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps', service="Type=simple",
+         proof={"progress": STEP}, fact="grep -q step=2 $LOG"),
+    Case("h-pre-command", "ok_progressing", "commands before and after the start print into the log too",
+         service="ExecStartPre=/bin/echo preparing\nExecStartPost=/bin/echo started", proof={"progress": STEP},
+         fact="grep -q step=2 $LOG && grep -q started $LOG"),
     Case("h-handled-exception", "ok_progressing", "a traceback that the job handles and goes on from",
          python(f"""
 import time

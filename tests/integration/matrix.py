@@ -6,19 +6,29 @@
 from __future__ import annotations
 
 import copy
+import json
 import shlex
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from tests.integration.cases import Case, steps
 from tests.support.container import Container
 
 PRELUDE = """
 prop() { systemctl show -P "$1" "$UNIT"; }
+died_with() { [ "$(prop ExecMainStatus)" = "$1" ] || prop ExecStartPre | grep -q "status=$1 "; }
+restarted() { [ "$(prop NRestarts)" -ge "$1" ]; }
 until_ok() {
   for _ in $(seq 300); do if "$@" >/dev/null 2>&1; then return 0; fi; sleep 0.05; done
   echo "never: $*" >&2; return 1
 }
 """
 RUNS = "/var/lib/launchproof/runs"
+SESSIONS = "/var/lib/launchproof/sessions"
+# Provers at a time. More only make each other slow: a machine with two cores is kept busy by these.
+AT_ONCE = 10
+STATES = {"start": "restarted", "prove": "awaited", "observe": "observed"}
 JOB_SERVICE = """\
 ExecStartPre=+/usr/local/bin/launchproof begin-run %n
 ExecStopPost=+/usr/local/bin/launchproof end-run %n
@@ -78,6 +88,23 @@ def proof(case: Case) -> dict:
     return spec
 
 
+def job_file(case: Case) -> dict:
+    """What role job delivers beside a unit, for begin-run."""
+    return {
+        "schema": 1,
+        "unit": case.unit_name,
+        "job": case.unit_name.removesuffix(".service"),
+        "digest": "0" * 64,
+        "argv": [case.exec_start.format(name=case.name)],
+        "env": {},
+        "user": "root",
+        "runs": f"{RUNS}/{case.unit_name}",
+        "log": log_path(case),
+        "proof": proof(case),
+        "secrets_file": None,
+    }
+
+
 def shell(container: Container, case: Case, text: str, check: bool = True):
     """Run a shell text of a case in the container."""
     names = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment(case).items())
@@ -85,21 +112,93 @@ def shell(container: Container, case: Case, text: str, check: bool = True):
     return container.shell(names + PRELUDE + text, check=check)
 
 
-def deliver(container: Container, cases: list[Case]) -> None:
-    """Write the units and programs of all cases, and make systemd read them."""
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one case."""
+
+    case: Case
+    got: str | None  # the code; None when the prover gave no verdict at all
+    row: dict = field(default_factory=dict)  # the whole row
+    faulty: str = ""  # why the case itself is broken: its fact did not hold, or a shell text failed
+    said: str = ""  # what the prover printed besides
+
+    def as_row(self) -> dict:
+        """The row of artifacts/matrix.json; ms is from the start (or the baseline) to the verdict."""
+        return {
+            "case": self.case.name,
+            "induced_by": self.case.induced_by,
+            "expected": self.case.expected,
+            "got": self.got,
+            "ms": round(1000 * self.row.get("seconds", 0)),
+            "run_id": self.row.get("run_id"),
+        }
+
+
+def deliver(container: Container, cases: Iterable[Case]) -> None:
+    """Install the prover, write the units and programs of all cases, and make systemd read them."""
     container.shell("mkdir -p /var/log/cases /opt/cases /etc/case")
+    container.install()
     for case in cases:
         folder = f"/opt/cases/{case.name}"
-        container.write(f"{folder}/.keep", "")
+        container.write(f"{folder}/proof.json", json.dumps(proof(case)))
         if case.program:
             container.write(f"{folder}/run", case.program, 0o755)
         if text := unit_text(case):
             container.write(f"/etc/systemd/system/{case.unit_name}", text)
         if case.style == "job":
-            container.shell(f"mkdir -p {RUNS}/{case.unit_name}/none; ln -sfn none {RUNS}/{case.unit_name}/current")
+            container.write(f"/etc/launchproof/jobs/{case.unit_name}.json", json.dumps(job_file(case)))
+            container.write(f"{RUNS}/{case.unit_name}/none/log", "")
+            container.path(f"{RUNS}/{case.unit_name}/current").symlink_to("none")
     container.shell("systemctl daemon-reload")
 
 
 def clean_up(container: Container, case: Case) -> None:
-    """Stop the unit and undo what ``before`` did."""
-    shell(container, case, f"systemctl stop $UNIT; systemctl reset-failed $UNIT\n{case.after}", check=False)
+    """Undo what the case did and stop its unit. In this order: a frozen process cannot be stopped."""
+    shell(container, case, f"{case.after}\nsystemctl stop $UNIT; systemctl reset-failed $UNIT", check=False)
+
+
+def run(container: Container, case: Case) -> Outcome:
+    """Induce one case and return what the prover made of it."""
+    try:
+        shell(container, case, case.before)
+        during = case.during
+        if case.mode == "prove":
+            # Armed, and the baseline taken: what comes now is what the prover is to see.
+            armed = f"""
+session_armed() {{
+  request=$(grep -lF "\\"$UNIT\\"" {SESSIONS}/*/request.json) && test -e "${{request%request.json}}baseline.json"
+}}
+until_ok session_armed
+"""
+            during = armed + case.during
+        argv = ["launchproof", "prove", "--json", "--quiet", "--state", STATES[case.mode], case.unit_name]
+        argv += ["--proof", f"/opt/cases/{case.name}/proof.json", "--timeout", str(case.timeout)]
+        with ThreadPoolExecutor(1) as beside:
+            doing = beside.submit(shell, container, case, during, check=False)
+            proved = container.run(*argv, check=False, timeout=case.timeout + 20)
+            acted = doing.result()
+        try:
+            (row,) = json.loads(proved.stdout)["jobs"]
+        except (ValueError, KeyError):
+            return Outcome(case, None, said=proved.stdout + proved.stderr)
+        fact = shell(container, case, case.fact, check=False)
+        faulty = ""
+        if fact.returncode:
+            state = shell(
+                container, case, "systemctl status --no-pager $UNIT; tail -n 5 $LOG | cut -c1-200", check=False
+            )
+            faulty = f"its fact does not hold: {case.fact}\n{fact.stdout}{fact.stderr}{state.stdout}"
+        if acted.stderr.startswith("never: "):
+            faulty += f"\nduring: {acted.stderr}"
+        return Outcome(case, row["code"], row, faulty, proved.stderr)
+    except (RuntimeError, OSError, ValueError) as error:
+        return Outcome(case, None, faulty=str(error))
+    finally:
+        clean_up(container, case)
+
+
+def run_all(cases: list[Case], name: str = "lpt-matrix") -> Iterator[Outcome]:
+    """Run the cases in one container, AT_ONCE at a time; yields in the order of ``cases``."""
+    with Container(name) as container, ThreadPoolExecutor(AT_ONCE) as pool:
+        deliver(container, cases)
+        yield from pool.map(lambda case: run(container, case), cases)

@@ -75,14 +75,12 @@ INCIDENTS = [
 @pytest.fixture(scope="module")
 def host(tmp_path_factory):
     """A host as the incidents had it: programs in /root, an odd ssh port, and the project's one file."""
-    from ansible_collections.dflash.launchproof.plugins.module_utils.proof import bundle
-
     with Container("lpt-incidents") as container:
         host = serve_ssh(container, tmp_path_factory.mktemp("ssh"))
-        container.shell("mkdir -p /workspace /usr/local/lib/launchproof")
+        container.shell("mkdir -p /workspace")
         for file in FILES.iterdir():
             container.write(f"/root/{file.name}", file.read_bytes(), 0o755)
-        container.write("/usr/local/bin/launchproof", bundle.build(), 0o755)
+        container.install()
         yield host
 
 

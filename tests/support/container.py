@@ -179,6 +179,8 @@ class Container:
             self._lock.close()
 
     def _remove(self) -> None:
+        for state in Path("/sys/fs/cgroup/freezer", f"lxc.payload.{self.name}").rglob("freezer.state"):
+            state.write_text("THAWED")  # cgroup v1: a frozen process does not die, and lxc-stop waits for it for ever
         if (self.folder / "config").exists():
             subprocess.run(["lxc-stop", "-P", self.home, "-n", self.name, "-k"], capture_output=True)
         if self.folder.exists():
@@ -213,6 +215,13 @@ class Container:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(text.encode() if isinstance(text, str) else text)
         target.chmod(mode)
+
+    def install(self) -> None:
+        """Put ``launchproof`` where role job puts it, without any Ansible."""
+        from ansible_collections.dflash.launchproof.plugins.module_utils.proof import bundle
+
+        self.write("/usr/local/lib/launchproof/launchproof", bundle.build(), 0o755)
+        self.path("/usr/local/bin/launchproof").symlink_to("/usr/local/lib/launchproof/launchproof")
 
     def read(self, inside: str) -> str:
         """The text of a file in the running container."""

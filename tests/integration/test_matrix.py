@@ -1,0 +1,64 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The fault matrix: every case of ``cases.py`` for real in one container, and what the prover called it.
+
+``python -m pytest tests/integration/test_matrix.py`` runs them all, several at a time, and writes artifacts/matrix.json;
+``-k NAME`` runs some and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table import TABLE
+
+from tests.integration.cases import CASES
+from tests.integration.matrix import run_all
+from tests.support.container import REPO
+
+pytestmark = pytest.mark.container
+# Codes of the table that no case here induces, and where they are induced instead.
+ELSEWHERE = {
+    "observer_blind": "table tests: root in a container can read all there is",
+    "wrong_process": "diagnose of a foreign machine, by pattern",
+    "glob_unexpanded": "diagnose of a foreign machine, by pattern",
+    "gpu_not_engaged": "needs a GPU",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(request):
+    """Outcomes by case, of the cases that this run of pytest has collected."""
+    names = {item.callspec.params["case"].name for item in request.session.items if hasattr(item, "callspec")
+             and "case" in item.callspec.params}  # fmt: skip
+    chosen = [case for case in CASES if case.name in names]
+    found = {outcome.case.name: outcome for outcome in run_all(chosen)}
+    if len(chosen) == len(CASES):
+        path = REPO / "artifacts" / "matrix.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps([outcome.as_row() for outcome in found.values()], indent=1) + "\n")
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_case(outcomes, case):
+    outcome = outcomes[case.name]
+    facts = json.dumps(outcome.row, indent=1, sort_keys=True) + "\n" + outcome.said
+    assert not outcome.faulty, f"the case itself is broken: {outcome.faulty}\n{facts}"
+    assert outcome.got == case.expected, f"{case.induced_by}\n{facts}"
+    assert outcome.row["ok"] is case.healthy
+    told = json.dumps(outcome.row["evidence"]) + (outcome.row["remedy"] or "")
+    for text in case.evidence:
+        assert text in told, facts
+    if case.nested:
+        assert outcome.row["evidence"]["cause"]["code"] == case.nested, facts
+    if not case.healthy:
+        assert outcome.row["remedy"], facts
+
+
+def test_every_code_of_the_table_is_induced_and_names_are_unique():
+    codes = {code for row in TABLE for code in row.codes}
+    assert codes - set(ELSEWHERE) == {case.expected for case in CASES}
+    assert len({case.name for case in CASES}) == len(CASES)
