@@ -7,11 +7,20 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
+import os
+import re
+import socket
 import sys
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, render, session
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.decide import decide
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Baseline, Facts, Verdict, known
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import process, systemd
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.cgroup import Groups
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError, validate
 
 OK, FAILED, BLIND = 0, 1, 2
 LINE_EVERY = 1.0  # s between live lines on a terminal
@@ -50,6 +59,10 @@ def report(document: dict, options: argparse.Namespace) -> int:
         print(render.junit(rows))
     else:
         print(render.table(rows))
+    return verdict_status(rows)
+
+
+def verdict_status(rows: list) -> int:
     if any(row["code"] == "observer_blind" for row in rows):
         return BLIND
     return OK if all(row["ok"] for row in rows) else FAILED
@@ -86,6 +99,55 @@ def prove(options: argparse.Namespace, paths: ledger.Paths) -> int:
     return report(drive(session.make_request(parameters, paths), paths, options.quiet), options)
 
 
+def unexpanded(output: str) -> tuple:
+    """Names in a launcher's output that still are shell patterns and that no path has: nothing was ever written there."""
+    words = re.findall(r"(?<![\w*?])[\w./~-]*[*?][\w./*?-]*", output)
+    return tuple(dict.fromkeys(word for word in words if re.search(r"\w[./]|[./]\w", word) and not glob.glob(word)))
+
+
+def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
+    """Say what is wrong now, of a unit or of a launcher alone; prints one row."""
+    foreign = launcher_of(options) or {}
+    printed = unexpanded(foreign.get("output", ""))
+    if options.unit:
+        parameters = {
+            "state": "observed", "jobs": [{"unit": options.unit, "log": options.log}], "launcher": foreign or None,
+            "timeout": options.timeout,
+        }  # fmt: skip
+        request = session.make_request(parameters, paths)
+        (job,) = request["units"]
+        if options.pattern:
+            _state, properties = systemd.show([job["unit"]])[job["unit"]]
+            group = known(Groups().pids(properties.get("ControlGroup", "")), ())
+            job["wrong_processes"] = process.wrong_matches(options.pattern, group, os.getpid())
+        job["unexpanded"] = printed
+        document = drive(request, paths, quiet=True)
+    else:
+        row = diagnose_launcher(foreign, options.pattern, printed)
+        document = {"jobs": [row]}
+    if options.json:
+        print(json.dumps(document["jobs"][0], indent=2, sort_keys=True, ensure_ascii=False))
+        options.json = False
+        return verdict_status(document["jobs"])
+    return report(document, options)
+
+
+def diagnose_launcher(foreign: dict, pattern: str | None, printed: tuple) -> dict:
+    """The row of a launch of which nothing is known but its launcher: there is no unit to look at."""
+    now = ledger.boottime()
+    facts = Facts(
+        unit="the job",
+        at=now,
+        wrong_processes=process.wrong_matches(pattern, (), os.getpid()) if pattern else (),
+        unexpanded=printed,
+        host=socket.gethostname(),
+    )
+    answer = decide(Baseline(taken_at=now), facts, validate({"launcher": foreign} if foreign else {}), now)
+    if isinstance(answer, Verdict):
+        return Redactor().data(render.row(answer))
+    raise session.SessionError("the launcher's evidence explains nothing: name the unit, or give --launcher-output and --launcher-rc")
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="launchproof", description="Start jobs as systemd units and prove that they work.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -108,6 +170,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
     one.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof")
     one.set_defaults(function=prove)
+    why = commands.add_parser("diagnose", parents=[out, foreign], help="say what is wrong now, of a unit or of a foreign launcher")
+    why.add_argument("unit", nargs="?", metavar="UNIT")
+    why.add_argument("--pattern", metavar="P", help="command-line pattern by which the job was looked for")
+    why.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
+    why.add_argument("--timeout", type=float, default=5.0, metavar="S", help="how long to look (default: 5)")
+    why.set_defaults(function=diagnose)
     return top
 
 

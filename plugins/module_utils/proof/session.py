@@ -589,6 +589,8 @@ class Prover:
             job["unit"], spec, self.loop, self.groups, redact, self.paths,
             user=job.get("user") or "", log=job.get("log"), host=self.request.get("host") or socket.gethostname(), declared=siblings,
         )  # fmt: skip
+        item.wrong_processes = tuple(map(redact, job.get("wrong_processes") or ()))
+        item.unexpanded = tuple(map(redact, job.get("unexpanded") or ()))
         if spec.gpu:
             item.gpu_source = GpuSource(spec.gpu, dict(job.get("env") or {}))
         if spec.objects:

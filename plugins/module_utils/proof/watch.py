@@ -94,6 +94,7 @@ class UnitWatch:
         self.need_show = self.dirty = True
         self.look_at = 0.0  # CLOCK_BOOTTIME of the next look at a unit in transition
         self.verdict = self.wait = None
+        self.wrong_processes = self.unexpanded = ()  # of diagnose
         self.instances_found = ()
         self.gpu_source = self.objects_source = self.last_log = None
         self._look_gap = FIRST_LOOK
@@ -203,7 +204,7 @@ class UnitWatch:
                 self.baseline = replace(self.baseline, n_restarts=state.n_restarts)
                 self.exits, self.restarts_seen, self._dead_log = [], 0, None
         self.run_id = run_id
-        self._was_active = False
+        self._was_active, self._dead_pid = False, 0
         self._last_n_restarts = state.n_restarts
         self._was_waiting = False
         self.exec_seen = False
@@ -643,6 +644,8 @@ class UnitWatch:
             objects=self.objects_source.facts() if self.objects_source else None,
             heartbeat=self._heartbeat(),
             journal=self._journal,
+            wrong_processes=self.wrong_processes,
+            unexpanded=self.unexpanded,
             command=tuple(map(self.redact, systemd.command(self.properties))),
             user=self.properties.get("User") or self.user,
             working_directory=self.properties.get("WorkingDirectory", "").lstrip("!-"),

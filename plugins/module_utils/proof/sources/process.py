@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Process, Unknown
@@ -122,3 +123,47 @@ def open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except (OSError, AttributeError):
         return None
+
+
+def ancestors(pid: int) -> tuple:
+    """Pids of a process and all above it, nearest first."""
+    found = []
+    while pid > 0:
+        fields = read_stat(pid)
+        if fields is None:
+            break
+        found.append(pid)
+        pid = fields["parent"]
+    return tuple(found)
+
+
+# What carries other programs' names on its own command line: shells, remote shells, searchers, viewers.
+CARRIERS = re.compile(r"(?:^|/)-?(?:ba|da|z|k|c)?sh$|(?:^|/)(?:sshd?|lxc-attach|pct|sudo|env|tmux|screen|pgrep|pkill|grep|tail|less|watch|vim?|nano)$")
+
+
+def wrong_matches(pattern: str, group: tuple, observer: int) -> tuple:
+    """What a command-line pattern matches when none of it is the job, each in words; () when some of it is.
+
+    I(group) holds the pids of the unit's control group, () when there is no unit to compare with. This reads command
+    lines to explain why others should not: nothing is selected by them.
+    """
+    search = re.compile(pattern).search
+    own = ancestors(observer)
+    found = []
+    for name in os.listdir("/proc"):
+        words = argv(int(name)) if name.isdigit() else ()
+        if not words or not search(" ".join(words)):
+            continue
+        pid = int(name)
+        about = "pid %d (%s)" % (pid, " ".join(words)[:120])
+        if pid == own[0]:
+            continue
+        if pid in own:
+            found.append(about + ", the observer's own shell or one above it")
+        elif CARRIERS.search(words[0]):
+            found.append(about + ", which only carries the name on its command line")
+        elif group and pid not in group:
+            found.append(about + ", outside the unit's control group")
+        else:
+            return ()
+    return tuple(found)
