@@ -18,8 +18,8 @@ options:
   state:
     description:
       - With V(up) every part is there and answers.
-      - With V(down) the processes, containers, network and files that the node added to the machine are gone. Its state folder stays:
-        the template and the Python environment are caches, and what the S3 server holds is not the node's to delete.
+      - With V(down) the processes, containers, network and files that the node added to the machine are gone. Its state folder stays,
+        as the template and the Python environment are caches, and what the S3 server holds is not the node's to delete.
       - With V(looked) nothing is changed; the parts are reported.
     type: str
     choices: [up, down, looked]
