@@ -167,15 +167,13 @@ def main() -> None:
     reload = plan.units_changed or install.needs_reload(jobs, host)
     if not module.check_mode:
         try:
-            install.apply(plan)
-        except (CodeError, OSError) as error:
+            install.apply(plan, host, reload)
+        except (install.ApplyError, CodeError, OSError) as error:
             module.fail_json(msg=f"Installing stopped half-way, running it again completes it: {error}", diff=plan.diff)
-        if reload:
-            module.run_command(["systemctl", "daemon-reload"], check_rc=True)
     for warning in plan.warnings:
         module.warn(warning)
     module.exit_json(
-        changed=bool(plan.steps) or reload, diff=plan.diff, units=plan.rows, undeclared=plan.undeclared, reloaded=reload
+        changed=plan.changes or reload, diff=plan.diff, units=plan.rows, undeclared=plan.undeclared, reloaded=reload
     )
 
 

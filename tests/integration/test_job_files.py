@@ -106,7 +106,7 @@ def test_argv_environment_and_secrets_arrive_unchanged(tmp_path):
     jobs, errors = spec.validate([job])
     assert errors == []
     plan = install.make_plan(jobs, {}, bundle.build(), Image(str(tmp_path)))
-    install.apply(plan)
+    install.apply(plan, Image(str(tmp_path)), reload=False)
     names = [unit.name for unit in jobs[0].units]
     with Container("job-files") as container:
         deliver(container, tmp_path)

@@ -34,6 +34,10 @@ KEY_PATH = f"{units.CONFIG_DIR}/secrets/.digest-key"
 NO_RUN = "none"
 
 
+class ApplyError(Exception):
+    """A change failed half-way; another call completes it."""
+
+
 class InstallError(Exception):
     """Nothing was changed; ``problems`` has one sentence a problem."""
 
@@ -53,9 +57,14 @@ class Delivered:
 
 @dataclass
 class Plan:
-    """What would change, in the order in which it is to change."""
+    """What would change, in the order in which it is to change.
+
+    ``records`` come last, after systemd has read the units: a run takes its digest from its record, and one that starts
+    by itself in between must not carry the digest of a configuration that it does not run with.
+    """
 
     steps: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    records: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     diff: list[dict[str, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -63,9 +72,16 @@ class Plan:
     units_changed: bool = False
     undeclared: list[str] = field(default_factory=list)
 
-    def add(self, label: str, step: Callable[[], None], before: str = "", after: str = "") -> None:
+    @property
+    def changes(self) -> bool:
+        """Whether anything would be written."""
+        return bool(self.steps or self.records)
+
+    def add(
+        self, label: str, step: Callable[[], None], before: str = "", after: str = "", record: bool = False
+    ) -> None:
         """Note a step with what a reader of the diff sees."""
-        self.steps.append((label, step))
+        (self.records if record else self.steps).append((label, step))
         self.diff.append({"before_header": label, "after_header": label, "before": before, "after": after})
 
 
@@ -479,7 +495,7 @@ def _plan_file(file: units.File, host: Host, plan: Plan) -> None:
     if file.secret:
         plan.add(file.path, step, *_hidden(before, content))
     else:
-        plan.add(file.path, step, (before or b"").decode("utf-8", "replace"), file.text)
+        plan.add(file.path, step, (before or b"").decode("utf-8", "replace"), file.text, record=file.record)
 
 
 def _hidden(before: Optional[bytes], after: bytes) -> tuple[str, str]:
@@ -524,7 +540,17 @@ def needs_reload(jobs: list[Job], host: Host) -> bool:
     return any((units.wanted(job) in wants) != job.autostart for job in jobs)
 
 
-def apply(plan: Plan) -> None:
-    """Carry out a plan."""
+def apply(plan: Plan, host: Host, reload: bool) -> None:
+    """Carry out a plan, with a daemon-reload in its place.
+
+    Raises:
+        ApplyError, CodeError, OSError: something is written and something is not; another call completes it.
+    """
     for _label, step in plan.steps:
+        step()
+    if reload:
+        code, output = host.run(["systemctl", "daemon-reload"])
+        if code != 0:
+            raise ApplyError(f"systemctl daemon-reload ended with {code}: {output.strip()}")
+    for _label, step in plan.records:
         step()

@@ -41,12 +41,13 @@ Sections = dict[str, dict[str, tuple[str, ...]]]
 
 @dataclass(frozen=True)
 class File:
-    """A file to be on the target: owner root, ``secret`` content never shown."""
+    """A file to be on the target: owner root; ``secret`` content never shown; ``record``: written last."""
 
     path: str
     text: str
     mode: int = 0o644
     secret: bool = False
+    record: bool = False
 
 
 def quote(argument: str) -> str:
@@ -250,7 +251,6 @@ def job_files(job: Job, unit: Unit, unit_record: Mapping[str, Any]) -> list[File
     files = [File(f"{CONFIG_DIR}/env/{unit.name}.env", env_text(environment(unit)))]
     if any(other.secrets for other in job.units):
         files.append(File(secrets_path(unit), env_text(unit.secrets), mode=0o600, secret=True))
-    files.append(
-        File(job_path(unit.name), json.dumps(unit_record, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
-    )
+    text = json.dumps(unit_record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    files.append(File(job_path(unit.name), text, record=True))
     return files

@@ -9,7 +9,6 @@ import json
 import os
 
 import pytest
-from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import install
 from ansible_collections.dflash.launchproof.plugins.modules import job_install
@@ -39,11 +38,13 @@ def call(tmp_path, monkeypatch, capsys):
             return name
 
         def run(self, argv):
+            if argv == ["systemctl", "daemon-reload"]:
+                reloads.append(argv)
+                return 0, ""
             wanted = "" if not os.path.lexists(root + "/etc/systemd/system/a.service") else "a.service"
             return 0, f"Id=multi-user.target\nNeedDaemonReload=no\nWants={wanted}\n"
 
     monkeypatch.setattr(install, "Host", Machine)
-    monkeypatch.setattr(AnsibleModule, "run_command", lambda self, argv, **_: reloads.append(argv) or (0, "", ""))
 
     def run(check=False, **params):
         args = {"jobs": [JOB], "_ansible_check_mode": check, "_ansible_diff": True, **params}

@@ -84,7 +84,7 @@ def plan(machine, jobs, delivered=None, **arguments):
 
 def deploy(machine, jobs, delivered=None):
     found = plan(machine, jobs, delivered)
-    install.apply(found)
+    install.apply(found, machine, found.units_changed)
     return found
 
 
@@ -97,7 +97,7 @@ def deliver(source, tmp_path, exclude=()):
 
 
 def labels(found):
-    return [label for label, _step in found.steps]
+    return [label for label, _step in found.steps + found.records]
 
 
 def problems(machine, jobs, delivered=None):
@@ -113,7 +113,7 @@ def test_planning_writes_nothing_and_applying_leaves_nothing_to_do(machine):
     jobs = read({"secrets": {"K": SECRET}}, {"name": "b", "instances": [{"id": 1, "command": ["x"]}, {"id": 2}]})
     first = plan(machine, jobs)
     assert machine.tree() == before and first.units_changed
-    install.apply(first)
+    install.apply(first, machine, reload=True)
     second = plan(machine, jobs)
     assert (labels(second), second.diff, second.units_changed) == ([], [], False)
     assert [row["digest_before"] for row in second.rows] == [row["digest"] for row in second.rows]
@@ -391,6 +391,15 @@ def test_complaints_about_other_units_and_missing_programs_are_not_ours():
 def test_a_reload_that_an_earlier_deployment_did_not_reach_is_made_up_for(machine, output, expected):
     machine.show_output = output
     assert install.needs_reload(read(), machine) is expected
+
+
+def test_a_record_is_written_after_systemd_has_read_the_units(machine):
+    found = plan(machine, read())
+    machine.run = lambda argv: (1, "Connection timed out\n")
+    with pytest.raises(install.ApplyError, match="daemon-reload ended with 1: Connection timed out"):
+        install.apply(found, machine, reload=True)
+    assert machine.exists("/etc/systemd/system/a.service")
+    assert not machine.exists("/etc/launchproof/jobs/a.service.json")
 
 
 def test_a_corrupt_record_is_written_anew(machine):
