@@ -28,9 +28,10 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec impo
 
 # From when on a row speaks that needs to wait for nothing.
 NOW = float("-inf")
-# A round of a crash loop that comes within this time, s, is waited for, so that the loop is named and not its first
-# round.
-RESTART_GRACE = 5.0
+# An automatic restart that comes this soon, s, is waited for, so that a crash loop is named and not its first round; and
+# how much longer than RestartSec= it may take, s, on a machine that is busy (ExecStopPost= runs before it).
+RESTART_SOON = 5.0
+RESTART_GRACE = 30.0
 # A stop that was asked for may be the first half of a restart, s.
 STOP_GRACE = 3.0
 # Lines after an exception's last line that still leave it at the end of the log: what wrappers and atexit handlers
@@ -148,8 +149,12 @@ class View:
 
     @cached_property
     def looping(self) -> bool:
-        """Whether it died at least twice, or once more after an automatic restart."""
-        return self.restarts >= 2 or (self.restarts == 1 and self.exit is not None)
+        """Whether it died at least twice.
+
+        systemd counts a restart while the unit still waits for it: one restart that is counted is one death, not two.
+        """
+        again = len(self.facts.exits) >= 2 or self.state.active_state in ("failed", "inactive")
+        return self.restarts >= 2 or (self.restarts == 1 and self.exit is not None and again)
 
     @cached_property
     def death(self) -> float:
@@ -165,7 +170,7 @@ class View:
             self.state.active_state == "deactivating"
             and (self.state.restart == "always" or (failed and self.state.restart not in ("no", "on-success")))
         )
-        if will_restart and self.state.restart_sec <= RESTART_GRACE:
+        if will_restart and self.state.restart_sec <= RESTART_SOON:
             return self.exit.at + self.state.restart_sec + RESTART_GRACE
         return self.exit.at
 
