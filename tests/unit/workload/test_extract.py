@@ -15,9 +15,10 @@ import extract_hidden_states as program  # noqa: E402
 from common import store as stores  # noqa: E402
 from common import target as targets  # noqa: E402
 from common.runtime import Fatal  # noqa: E402
-from tests.unit.workload.conftest import stop  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load  # noqa: E402
+
+from tests.unit.workload.conftest import stop  # noqa: E402
 
 
 def arguments(texts, tmp_path, s3=None, uri=None, **options) -> list:

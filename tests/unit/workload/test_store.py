@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("boto3")
 from common import store as stores  # noqa: E402
 from common.runtime import Fatal  # noqa: E402
+
 from tests.unit.workload.conftest import start_s3, stop  # noqa: E402
 
 SHARD = "run/shard-01-of-01"
