@@ -31,6 +31,11 @@ _SYNTAX = re.compile(
 _KILL = re.compile(
     r"(?<![\w./-])(?:(?:sudo|command|exec)\s+)?(?P<tool>(?:/usr)?(?:/bin/)?(?:pkill|killall|pgrep|grep))(?=\s)(?P<rest>[^;&|\n)`]*)"
 )
+# What ls, tail, wc and cat say of a pattern that matched no file, and tail's and more's heads.
+_UNEXPANDED = re.compile(
+    r"(?:cannot (?:open|access) |==> |: )['\"\u2018]?(?P<name>[^\s:'\"\u2018\u2019]*[*?\[][^\s:'\"\u2018\u2019]*)"
+    r"['\"\u2019]?(?:(?: for reading)?: No such file| <==)"
+)
 _ASSIGNED = re.compile(r"(?:^|[\s;&|])(?P<name>[A-Za-z_]\w*)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s;&|\"']+)")
 _SHELLS = ("bash", "sh", "dash", "zsh")
 
@@ -78,7 +83,9 @@ def analyse(spec: LauncherSpec) -> Launcher:
     # A signal other than the pattern's own is someone else's; without an exit code the missing end is the evidence.
     # ssh turns a remote shell's death by a signal into 255 and says nothing (OpenSSH 9.2); where it did not get
     # there, it says so.
-    unfinished = not number and not transport and (missing or spec.rc is None or (spec.rc == 255 and not spec.output.strip()))
+    unfinished = (
+        not number and not transport and (missing or spec.rc is None or (spec.rc == 255 and not spec.output.strip()))
+    )
     if kill and (number == kill.signal or unfinished):
         return Launcher(
             SELF_KILLED,
@@ -99,6 +106,11 @@ def analyse(spec: LauncherSpec) -> Launcher:
             NOT_DELIVERED, spec.rc, said=transport[0].strip() if transport else "", end_mark_missing=missing
         )
     return Launcher(rc=spec.rc, signal=name, end_mark_missing=missing)
+
+
+def unexpanded(output: str) -> tuple[str, ...]:
+    """Return the patterns in a command's output that no path matched, so that the shell passed them on as they are."""
+    return tuple(dict.fromkeys(match["name"] for match in _UNEXPANDED.finditer(output)))
 
 
 def _signal_of(rc: int | None) -> int:

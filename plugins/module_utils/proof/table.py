@@ -37,6 +37,9 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view impo
 # A state D that was seen this long is more than a page fault, s. The deadline that it waits for is the longer one.
 D_WINDOW = 2.0
 
+# Looking at a unit that nobody starts takes this long, s, until it is sure that there is no run.
+LOOK_GRACE = 2.0
+
 _UNWRITABLE = {
     "ENOSPC": "free space or inodes at {mount}",
     "EDQUOT": "raise or free the quota of {user} at {mount}",
@@ -237,15 +240,11 @@ def wrong_process(v: View) -> Finding | None:
 
 
 def glob_unexpanded(v: View) -> Finding | None:
-    if not v.facts.unexpanded or v.new_run:
+    found = v.facts.unexpanded or (launchers.unexpanded(v.spec.launcher.output) if v.spec.launcher else ())
+    if not found or v.new_run:
         return None
-    names = ", ".join(v.facts.unexpanded)
-    return Finding(
-        "glob_unexpanded",
-        NOW,
-        f"no file is named {names}: {v.unit} never wrote one",
-        {"names": list(v.facts.unexpanded)},
-    )
+    remedy = f"no file is named {', '.join(found)}: {v.unit} never wrote one"
+    return Finding("glob_unexpanded", NOW, remedy, {"names": list(found)})
 
 
 def _older(v: View) -> list[Process]:
@@ -273,7 +272,9 @@ def never_launched(v: View) -> Finding | None:
         remedy = f"the {v.state.pending_job} job of {v.unit} waits for another: see systemctl list-jobs"
     else:
         remedy = f"run systemctl start {v.unit}, and check that {v.facts.host or 'this'} is the right host"
-    return Finding("never_launched", v.start_deadline, remedy, evidence)
+    # Where what runs is looked at, no start is waited for.
+    since = min(v.start_deadline, v.began + LOOK_GRACE) if v.baseline.observed else v.start_deadline
+    return Finding("never_launched", since, remedy, evidence)
 
 
 def previous_run_alive(v: View) -> Finding | None:

@@ -34,6 +34,8 @@ RESTART_SOON = 5.0
 RESTART_GRACE = 30.0
 # A stop that was asked for may be the first half of a restart, s.
 STOP_GRACE = 3.0
+# An end that looks like a stop gets this long, s, to show the job that asked for it.
+TERM_GRACE = 0.5
 # Lines after an exception's last line that still leave it at the end of the log: what wrappers and atexit handlers
 # print.
 WRAPPER_LINES = 5
@@ -172,7 +174,13 @@ class View:
         )
         if will_restart and self.state.restart_sec <= RESTART_SOON:
             return self.exit.at + self.state.restart_sec + RESTART_GRACE
-        return self.exit.at
+        return self.exit.at + (TERM_GRACE if self._like_a_stop else 0.0)
+
+    @property
+    def _like_a_stop(self) -> bool:
+        if self.exit.code == KILLED:
+            return self.exit.status in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) and self.result == "success"
+        return self.exit.code == EXITED and (self.exit.status == 128 + signal.SIGTERM or (self.zero and not self.done))
 
     @cached_property
     def signal(self) -> int:

@@ -282,7 +282,16 @@ CASES = [
         remedy="pid 9",
     ),
     Case("glob", "glob_unexpanded", 1, {**NO_START, "unexpanded": ("extract_gpu*.log",)}, remedy="extract_gpu*.log"),
+    Case(
+        "incident-b-with-its-glob",
+        "launcher_self_killed",
+        1,
+        NO_START,
+        {"launcher": {"script": "pkill -f monitor.py; python3 monitor.py", "rc": 143, "output": "wc: extract_gpu*.log: No such file"}},
+        also=("glob_unexpanded",),
+    ),
     # 5, 6
+    Case("nothing-runs", "never_launched", 2, NO_START, baseline=replace(BEFORE, observed=True), at_once=False),
     Case("nothing-started", "never_launched", 10, NO_START, also=(), remedy="ct901", at_once=False),
     Case(
         "start-job-waits",
@@ -718,6 +727,8 @@ HEALTHY = [
         "systemd": up(active_state="inactive", sub_state="dead", main_pid=0, exec_main_code=f.KILLED, exec_main_status=15,
                       pending_job="restart"),
         "exits": (f.Exit(T0 + 2, f.KILLED, 15, "new", stop_requested=True),), "processes": ()}),
+    Case("operator-restarts-and-the-job-is-not-seen-yet", "", 2.4, {
+        "systemd": down(15, f.KILLED, at=T0 + 2, active_state="inactive", result="success"), "processes": ()}),
     Case("stopping-with-a-restart-to-come", "", 3, died(1, systemd=down(1, active_state="deactivating", restart="on-failure"))),
     Case("first-restart-is-counted-already", "", 3,
          died(1, systemd=down(1, active_state="activating", sub_state="auto-restart", n_restarts=1),

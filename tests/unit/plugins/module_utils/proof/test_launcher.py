@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.launcher import analyse
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.launcher import analyse, unexpanded
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import LauncherSpec
 
 A = (
@@ -101,3 +101,18 @@ def test_not_delivered(rc: int, output: str) -> None:
 )
 def test_syntax(script: str, output: str) -> None:
     assert analyse(LauncherSpec(script, 2, output)).code == "launcher_syntax"
+
+
+@pytest.mark.parametrize(
+    ("output", "names"),
+    [
+        ("ls: cannot access 'extract_gpu*.log': No such file or directory", ("extract_gpu*.log",)),
+        ("tail: cannot open 'extract_gpu*.log' for reading: No such file or directory\n", ("extract_gpu*.log",)),
+        ("wc: extract_gpu*.log: No such file or directory\nwc: x[0-9].log: No such file or directory", ("extract_gpu*.log", "x[0-9].log")),
+        ("==> extract_gpu*.log <==", ("extract_gpu*.log",)),
+        ("ls: cannot access 'x.log': No such file or directory\n[1] 4711\nloss * 2: ok", ()),
+        ("", ()),
+    ],
+)
+def test_unexpanded_globs(output: str, names: tuple[str, ...]) -> None:
+    assert unexpanded(output) == names
