@@ -80,10 +80,8 @@ class Tail:
         """Open the file at the path, and watch it and the nearest folder that exists."""
         for key in self._keys:
             self._loop.unwatch(key)
-        folder = os.path.dirname(self.path)
-        while folder != "/" and not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
-        self._keys = [self._loop.watch(folder, NAMES, self._on_event)]
+        self._folder = self._nearest_folder()
+        self._keys = [self._loop.watch(self._folder, NAMES, self._on_event)]
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:
@@ -94,6 +92,13 @@ class Tail:
         self.position = self.start[2] if same and self.start[2] <= about.st_size else 0
         # By the descriptor, because the name may lead elsewhere by now.
         self._keys.append(self._loop.watch("/proc/self/fd/%d" % descriptor, CONTENT, self._on_event))
+
+    def _nearest_folder(self) -> str:
+        """The deepest folder on the way to the log that exists."""
+        folder = os.path.dirname(self.path)
+        while folder != "/" and not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        return folder
 
     def _on_event(self, _mask: int, _name: str) -> None:
         self._changed()
@@ -109,6 +114,8 @@ class Tail:
             self._attach()
             if self._file is not None:
                 more = self._read_open(feed)
+        elif self._file is None and self._nearest_folder() != self._folder:
+            self._attach()
         return more
 
     def _moved(self) -> bool:

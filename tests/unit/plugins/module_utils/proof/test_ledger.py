@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
@@ -36,7 +37,11 @@ def end(paths, run_id=RUN, **environ):
 
 
 def read(paths, name, run_id=RUN):
-    return json.loads(open(os.path.join(paths.run(UNIT, run_id), name)).read())
+    return json.loads(text(paths, name, run_id))
+
+
+def text(paths, name="log", run_id=RUN):
+    return Path(paths.run(UNIT, run_id), name).read_text()
 
 
 def test_begin_makes_the_folder_the_manifest_and_current(paths, capfd):
@@ -58,7 +63,7 @@ def test_a_second_run_leaves_the_first_as_it_is(paths):
         handle.write("kept")
     begin(paths, NEXT)
     assert ledger.current_run(paths, UNIT) == NEXT
-    assert open(log).read() == "kept"
+    assert text(paths) == "kept"
 
 
 def test_begin_again_with_the_same_id_overwrites_nothing(paths):
@@ -70,12 +75,12 @@ def test_begin_again_with_the_same_id_overwrites_nothing(paths):
     deliver(paths, digest="d2")
     assert begin(paths) == 0
     assert read(paths, "manifest.json") == first
-    assert open(os.path.join(paths.run(UNIT, RUN), "log")).read() == "kept"
+    assert text(paths) == "kept"
 
 
 def test_without_a_job_file_the_reason_is_in_the_new_runs_own_log(paths):
     assert begin(paths) == ledger.EX_CONFIG
-    assert paths.job(UNIT) in open(os.path.join(paths.run(UNIT, RUN), "log")).read()
+    assert paths.job(UNIT) in text(paths)
     assert ledger.current_run(paths, UNIT) == RUN
 
 

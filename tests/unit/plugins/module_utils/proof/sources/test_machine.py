@@ -1,0 +1,237 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Control groups, processes, events, objects and GPUs: against this machine where it has them, else against files."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Unknown
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import events, gpu, objects, process
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.cgroup import Groups
+
+
+@pytest.fixture
+def loop():
+    found = events.Loop()
+    yield found
+    found.close()
+
+
+# --- control groups
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_groups_of_both_versions(tmp_path, version):
+    if version == 2:
+        (tmp_path / "cgroup.controllers").write_text("")
+    top, memory = (tmp_path, tmp_path) if version == 2 else (tmp_path / "systemd", tmp_path / "memory")
+    for folder in ("x.service", "x.service/sub"):
+        (top / folder).mkdir(parents=True)
+        (top / folder / "cgroup.procs").write_text("7\n" if folder.endswith("sub") else "5\n6\n")
+    (memory / "x.service").mkdir(parents=True, exist_ok=True)
+    name, text = ("memory.events", "oom 1\noom_kill 4\n") if version == 2 else ("memory.oom_control", "under_oom 0\noom_kill 4\n")
+    (memory / "x.service" / name).write_text(text)
+    groups = Groups(str(tmp_path))
+    assert sorted(groups.pids("/x.service")) == [5, 6, 7]
+    assert groups.oom_kills("/x.service") == 4
+    assert groups.pids("/gone.service") == ()
+    assert groups.oom_kills("/gone.service") == 0
+    assert groups.pids("") == ()
+    assert (groups.events_path("/x.service") is not None) == (version == 2)
+
+
+# --- processes
+
+
+def test_a_process_of_ours():
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()", "marker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        env={**os.environ, "INVOCATION_ID": "f" * 32},
+    ) as child:  # fmt: skip
+        seen = process.process(child.pid, child.pid, None, detailed=True)
+        assert seen.main and seen.alive and seen.argv[-1] == "marker"
+        assert seen.invocation_id == "f" * 32
+        assert "/dev/null" in seen.outputs
+        assert seen.has_log is False
+        assert os.getpid() in process.ancestors(child.pid)
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert not process.process(child.pid, child.pid, None, detailed=True).alive, "a zombie passes kill -0 and is none"
+    assert process.process(child.pid, child.pid, None, detailed=True) is None
+
+
+def test_a_log_that_is_only_read_is_not_held(tmp_path):
+    log = tmp_path / "log"
+    log.touch()
+    about = log.stat()
+    for mode, holds in (("r", False), ("a", True)):
+        with open(log, mode):
+            assert process.outputs(os.getpid(), (about.st_dev, about.st_ino))[1] is holds
+
+
+def test_a_pidfd_tells_of_a_death(loop):
+    dead = []
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        descriptor = process.open_pidfd(child.pid)
+        loop.add(descriptor, lambda: dead.append(child.pid))
+        assert not loop.step(0)
+        child.stdin.close()
+        assert loop.step(10) and dead == [child.pid]
+    loop.remove(descriptor)
+    os.close(descriptor)
+    assert process.open_pidfd(child.pid) is None
+
+
+def test_a_pattern_that_matches_only_the_shell_that_asks():
+    code = (
+        "import os, sys; from %s import wrong_matches; print(*wrong_matches('train_that_is_not.py', (), os.getpid()), sep='\\n')"
+        % process.__name__
+    )
+    text = "%s -c \"%s\"; true # train_that_is_not.py" % (sys.executable, code)
+    answer = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    assert "the observer's own shell" in answer.stdout, answer.stderr
+
+
+# --- events
+
+
+def test_a_path_watched_twice_tells_both_until_one_leaves(loop, tmp_path):
+    seen = []
+    first = loop.watch(str(tmp_path), events.NAMES, lambda mask, name: seen.append(("first", name)))
+    loop.watch(str(tmp_path), events.NAMES, lambda mask, name: seen.append(("second", name)))
+    (tmp_path / "a").touch()
+    loop.step(5)
+    loop.unwatch(first)
+    (tmp_path / "b").touch()
+    loop.step(5)
+    assert seen == [("first", "a"), ("second", "a"), ("second", "b")]
+
+
+def test_what_is_not_there_cannot_be_watched(loop, tmp_path):
+    assert loop.watch(str(tmp_path / "none"), events.NAMES, print) is None
+    loop.unwatch(None)
+
+
+# --- objects
+
+
+def test_the_signature_is_that_of_awss_own_example():
+    """Expected value: "Signature Calculations for the Authorization Header", example GET bucket (list objects), AWS S3 API reference."""
+    environ = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"}
+    now = datetime.datetime(2013, 5, 24, tzinfo=datetime.timezone.utc)
+    headers = objects.sign("GET", "examplebucket.s3.amazonaws.com", "/", "max-keys=2&prefix=J", environ, now)
+    assert headers["authorization"].endswith("Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7")
+
+
+PAGES = {
+    None: "<ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'><Contents/><Contents/>"
+    "<NextContinuationToken>a/b</NextContinuationToken></ListBucketResult>",
+    "a/b": "<ListBucketResult xmlns='http://s3.amazonaws.com/doc/2006-03-01/'><Contents/></ListBucketResult>",
+}
+
+
+@pytest.fixture
+def s3():
+    from urllib.parse import parse_qs, urlsplit
+
+    class Handler(BaseHTTPRequestHandler):
+        status = 200
+
+        def do_GET(self):
+            query = parse_qs(urlsplit(self.path).query)
+            self.server.asked.append(self.path)
+            body = PAGES[query.get("continuation-token", [None])[0]].encode()
+            self.send_response(self.server.status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.asked, server.status = [], 200
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def environ(server):
+    return {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:%d" % server.server_port, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
+
+def test_all_pages_of_a_listing_are_counted(s3):
+    assert objects.s3_count("s3://bucket/run 1/x", environ(s3)) == 3
+    assert s3.asked[0] == "/bucket?list-type=2&prefix=run%201%2Fx"
+
+
+def test_a_refused_listing_is_unknown_and_not_0(s3, loop):
+    s3.status = 403
+    source = objects.ObjectsSource(type("Spec", (), {"uri": "s3://bucket/x"}), environ(s3), loop, lambda: None)
+    found = source.count()
+    assert isinstance(found, Unknown) and "403" in found.why
+    source.close()
+
+
+def test_missing_keys_are_named():
+    with pytest.raises(objects.ListError, match="AWS_ACCESS_KEY_ID"):
+        objects.s3_count("s3://b/p", {})
+
+
+def test_a_folder_grows(loop, tmp_path):
+    folder, touched = tmp_path / "out", []
+    source = objects.ObjectsSource(type("Spec", (), {"uri": str(folder)}), {}, loop, lambda: touched.append(1))
+    assert source.count() == 0
+    folder.mkdir()
+    assert source.facts().grew_at is None
+    (folder / "a").touch()
+    loop.step(5)
+    assert (source.facts().count, bool(source.facts().grew_at), bool(touched)) == (1, True, True)
+    source.close()
+
+
+# --- GPUs
+
+
+@pytest.mark.parametrize(
+    ("memory", "rose", "device", "library", "answer"),
+    [
+        ({"A": 9, "B": 9}, (), True, True, ("proved", "")),
+        ({"A": 9}, (), True, True, ("none", "wrong_gpu")),
+        ({"A": 9, "C": 9}, (), True, True, ("none", "wrong_gpu")),
+        ({"A": 9, "B": 1}, (), True, True, ("none", "context_without_memory")),
+        ({}, ("A", "B"), True, True, ("consistent", "")),
+        ({}, ("A",), True, True, ("none", "wrong_gpu")),
+        ({}, (), True, True, ("none", "opened_only")),
+        ({}, ("A", "B"), True, False, ("none", "opened_only")),
+        ({}, ("A", "B"), False, False, ("none", "no_device")),
+    ],
+)
+def test_the_ladder(memory, rose, device, library, answer):
+    assert gpu.judge(("A", "B"), memory, rose, device, library, 5) == answer
+
+
+@pytest.mark.parametrize(
+    ("visible", "declared"),
+    [(None, ("GPU-aa", "GPU-bb")), ("", ()), ("1", ("GPU-bb",)), ("GPU-b,0", ("GPU-bb", "GPU-aa")), ("GPU-zz", ("GPU-zz",)), ("7", ("7",))],
+)
+def test_declared_gpus(visible, declared):
+    assert gpu.declared_uuids(visible, ["GPU-aa", "GPU-bb"]) == declared
+
+
+def test_without_a_driver_there_is_no_device_and_the_reason_is_kept():
+    if os.path.exists("/dev/nvidiactl"):
+        pytest.skip("this machine has a driver")
+    spec = type("Spec", (), {"level": "proved", "memory_floor": 1})
+    source = gpu.GpuSource(spec, {"CUDA_VISIBLE_DEVICES": "GPU-aa"})
+    assert "libnvidia-ml" in source.memory().why
+    source.sample(())
+    assert (source.facts({}).level, source.facts({}).reason) == ("none", "no_device")
