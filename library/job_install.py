@@ -57,7 +57,7 @@ attributes:
 notes:
   - Runs as root on the target.
   - The code of a job is sent only when the target does not have this version yet. It appears as a whole, C(code.dest)
-    is a link to it. Earlier versions stay.
+    is a link to it. As many earlier versions stay as C(code.keep) says.
 seealso:
   - module: dflash.launchproof.launch_proof
 """

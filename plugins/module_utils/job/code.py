@@ -50,6 +50,11 @@ class Entry:
         return cls(path, kind, executable == "x", target)
 
 
+def version_name(content_hash: str) -> str:
+    """Name of a version's folder: enough of its hash to be unique, and short enough to be read."""
+    return content_hash[:16]
+
+
 def versions_dir(dest: str) -> str:
     """Where the versions of ``dest`` lie."""
     parent, name = os.path.split(dest)

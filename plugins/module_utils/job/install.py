@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Optional
@@ -149,6 +151,34 @@ class Host:
     def remove(self, path: str) -> None:
         """Remove one file or link."""
         os.unlink(self.at(path))
+
+    def remove_version(self, path: str) -> None:
+        """Remove a version of code; its listing last, so that a removal that was cut off is taken up again."""
+        shutil.rmtree(self.at(path), ignore_errors=True)
+        self.remove(path + ".list")
+
+    def age(self, path: str) -> float:
+        """Seconds since a version arrived."""
+        return time.time() - os.lstat(self.at(path) + ".list").st_mtime
+
+    def used(self, folders: Iterable[str]) -> set[str]:
+        """Those folders in which a process works, or from which it has opened or mapped a file."""
+        paths = set()
+        for process in (entry.path for entry in os.scandir("/proc") if entry.name.isdigit()):
+            try:
+                descriptors = [f"{process}/fd/{number}" for number in os.listdir(f"{process}/fd")]
+                with open(f"{process}/maps", encoding="utf-8", errors="surrogateescape") as stream:
+                    paths.update(line.rstrip("\n").partition("/")[2] for line in stream)
+            except OSError:  # it has ended meanwhile
+                continue
+            for link in (f"{process}/cwd", f"{process}/exe", *descriptors):
+                with contextlib.suppress(OSError):
+                    paths.add(os.readlink(link).lstrip("/"))
+        return {
+            folder
+            for folder in folders
+            if any((path + "/").startswith(self.at(folder).lstrip("/") + "/") for path in paths)
+        }
 
     def is_root(self) -> bool:
         """Whether this process may write where units lie."""
@@ -305,7 +335,7 @@ def _plan_code(code: Code, given: Delivered, host: Host, plan: Plan, problems: l
             "nothing of it will be overwritten."
         )
         return
-    intact = _intact(version, given.code, host)
+    intact = given.code is not None and _content(version, host) == given.code
     if not intact:
         if given.archive is None:
             plan.needs_code.append(code.dest)
@@ -317,18 +347,38 @@ def _plan_code(code: Code, given: Delivered, host: Host, plan: Plan, problems: l
             f"link to {link}\n" if link else "",
             f"link to {target}\n",
         )
+    _plan_prune(code, version, host, plan)
 
 
-def _intact(version: str, expected: Optional[str], host: Host) -> bool:
-    """Whether a version is here and every file in it is as it was delivered; files that a job added do not matter."""
+def _plan_prune(code: Code, version: str, host: Host, plan: Plan) -> None:
+    """Remove the oldest versions beyond ``keep``, but none that a process uses, and none that somebody edited."""
+    versions = os.path.dirname(version)
+    if not host.is_dir(versions):
+        return
+    listed = [f"{versions}/{name[: -len('.list')]}" for name in os.listdir(host.at(versions)) if name.endswith(".list")]
+    others = sorted((path for path in listed if path != version), key=host.age)
+    surplus = others[code.keep :]
+    used = host.used(surplus) if surplus else set()
+    for path in surplus:
+        content = _content(path, host)
+        edited = content is not None and code_tree.version_name(content) != os.path.basename(path)
+        if path not in used and not edited:
+            plan.add(path, lambda path=path: host.remove_version(path), f"code {os.path.basename(path)}\n", "")
+
+
+def _content(version: str, host: Host) -> Optional[str]:
+    """Hash of what was delivered as this version, as it is now; None when something of it is missing.
+
+    Files that a job added beside it do not matter.
+    """
     listing = host.read(version + ".list")
     if listing is None:
-        return False
+        return None
     entries = [code_tree.Entry.parse(line) for line in listing.decode("utf-8", "surrogateescape").splitlines()]
     try:
-        return code_tree.tree_hash(host.at(version), entries) == expected
+        return code_tree.tree_hash(host.at(version), entries)
     except OSError:
-        return False
+        return None
 
 
 def _deliver(given: Delivered, version: str, host: Host, plan: Plan) -> None:

@@ -20,6 +20,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec impo
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import validate as validate_proof
 
 DEFAULT_USER = "dflash"
+DEFAULT_KEEP = 10
 DEFAULT_EXCLUDE = (".git", "__pycache__", "*.pyc", ".pytest_cache", ".ruff_cache")
 
 NAME = re.compile(r"[a-z][a-z0-9-]{0,63}")
@@ -81,6 +82,7 @@ class Code:
     src: str
     dest: str
     exclude: tuple[str, ...] = DEFAULT_EXCLUDE
+    keep: int = DEFAULT_KEEP
 
 
 @dataclass(frozen=True)
@@ -378,7 +380,7 @@ class _JobReader:
                 "code", f"{_show(data)} is not a dictionary. Write code: {{src: ./program, dest: /opt/program}}."
             )
             return None
-        self.unknown_keys(data, ("src", "dest", "exclude"), "code.")
+        self.unknown_keys(data, ("src", "dest", "exclude", "keep"), "code.")
         for key in ("src", "dest"):
             if not data.get(key):
                 self.error(f"code.{key}", "missing. Write code: {src: ./program, dest: /opt/program}.")
@@ -394,7 +396,11 @@ class _JobReader:
         if not isinstance(exclude, (list, tuple)) or not all(isinstance(item, str) for item in exclude):
             self.error("code.exclude", f"{_show(exclude)} is not a list of name patterns. Write one, such as ['*.pt'].")
             exclude = DEFAULT_EXCLUDE
-        return Code(str(src), dest, tuple(exclude)) if src and dest else None
+        keep = data.get("keep", DEFAULT_KEEP)
+        if isinstance(keep, bool) or not re.fullmatch(r"\d+", str(keep)):
+            self.error("code.keep", f"{_show(keep)} is not a number of versions. Write a whole number from 0 up.")
+            keep = DEFAULT_KEEP
+        return Code(str(src), dest, tuple(exclude), int(keep)) if src and dest else None
 
     def user(self) -> str:
         user = self.entry.get("user") or DEFAULT_USER

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -102,7 +103,9 @@ def test_the_options_of_a_job_are_those_that_the_code_reads():
     options = load("job")[0]["main"]["options"]["launchproof_jobs"]["options"]
     assert set(options) == set(spec._JobReader.KEYS)
     assert set(options["instances"]["options"]) == set(spec._JobReader.INSTANCE_KEYS)
-    assert options["code"]["options"]["exclude"]["default"] == list(spec.DEFAULT_EXCLUDE)
+    code = options["code"]["options"]
+    assert set(code) == {field.name for field in dataclasses.fields(spec.Code)}
+    assert code["exclude"]["default"] == list(spec.DEFAULT_EXCLUDE) and code["keep"]["default"] == spec.DEFAULT_KEEP
     job = spec.validate([{"name": "a", "command": ["/bin/true"]}])[0][0]
     for name, option in options.items():
         if "default" in option and option["type"] in ("str", "int", "bool"):

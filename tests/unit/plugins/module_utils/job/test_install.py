@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,54 @@ def test_going_back_to_an_old_version_sends_nothing(machine, source, tmp_path):
     deploy(machine, jobs, {"a": deliver(source, tmp_path)})
     found = plan(machine, jobs, {"a": install.Delivered(code=old.code)})
     assert found.needs_code == [] and "/opt/c" in labels(found)
+
+
+def versions(machine):
+    return sorted(name for name in os.listdir(machine.at("/opt/.c.versions")) if not name.endswith(".list"))
+
+
+def test_the_oldest_versions_beyond_keep_are_removed_unless_a_process_uses_them(machine, source, tmp_path):
+    jobs = read({"code": {"src": str(source), "dest": "/opt/c", "keep": 1}})
+    names, users = [], []
+    try:
+        for number in range(4):
+            (source / "main.py").write_text(f"print({number})\n")
+            given = deliver(source, tmp_path)
+            names.append(code_tree.version_name(given.code))
+            deploy(machine, jobs, {"a": given})
+            os.utime(machine.at(f"/opt/.c.versions/{names[-1]}.list"), (number, number))
+            if number == 0:
+                users.append(subprocess.Popen(["/bin/sleep", "60"], cwd=machine.at("/opt/c")))
+        assert versions(machine) == sorted([names[0], names[2], names[3]])
+        assert labels(plan(machine, jobs, {"a": given})) == []
+    finally:
+        for user in users:
+            user.kill()
+            user.wait()
+    found = deploy(machine, jobs, {"a": given})
+    assert labels(found) == [f"/opt/.c.versions/{names[0]}"]
+    assert versions(machine) == sorted(names[2:])
+
+
+def test_a_surplus_version_that_was_edited_stays_and_one_that_was_half_removed_goes(machine, source, tmp_path):
+    jobs = read({"code": {"src": str(source), "dest": "/opt/c", "keep": 2}})
+    names = []
+    for number in range(3):
+        (source / "main.py").write_text(f"print({number})\n")
+        given = deliver(source, tmp_path)
+        names.append(code_tree.version_name(given.code))
+        deploy(machine, jobs, {"a": given})
+    machine.write(f"/opt/.c.versions/{names[0]}/main.py", b"edited\n", 0o644)
+    os.unlink(machine.at(f"/opt/.c.versions/{names[1]}/main.py"))
+    deploy(machine, read({"code": {"src": str(source), "dest": "/opt/c", "keep": 0}}), {"a": given})
+    assert versions(machine) == sorted([names[0], names[2]])
+
+
+def test_an_open_file_of_a_version_keeps_it(machine, source):
+    machine.write("/opt/.c.versions/1/main.sh", b"", 0o644)
+    with open(machine.at("/opt/.c.versions/1/main.sh")):
+        assert machine.used(["/opt/.c.versions/1", "/opt/.c.versions/11"]) == {"/opt/.c.versions/1"}
+    assert machine.used(["/opt/.c.versions/1"]) == set()
 
 
 def test_an_edit_on_the_target_is_put_right_and_kept(machine, source, tmp_path):

@@ -104,6 +104,7 @@ WRONG = [
     ([job(code={"src": "/x"})], "(a).code.dest: missing"),
     ([job(code={"src": "/x", "dest": "/opt"})], "(a).code.dest: /opt is a folder of the system itself"),
     ([job(code={"src": "/x", "dest": "/opt/../etc"})], "(a).code.dest: '/opt/../etc' is not an absolute path"),
+    ([job(code={"src": "/x", "dest": "/opt/c", "keep": -1})], "(a).code.keep: -1 is not a number of versions"),
     ([job(code="/x")], "(a).code: '/x' is not a dictionary"),
     (
         [job(code={"src": "/x", "dest": "/opt/c"}), job(name="b", code={"src": "/y", "dest": "/opt/c"})],
