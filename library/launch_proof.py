@@ -253,7 +253,7 @@ def main() -> None:
         if module.check_mode:
             rows = session.predicted_rows(request)
             module.exit_json(**session.result(request, {"verdict": "predicted", "jobs": rows}, diff=module._diff))
-        armed = session.begin(request, paths, lambda: session.install_bundle(paths, bundle.build()))
+        armed = session.begin(request, paths, bundle.unpack)
         if parameters["phase"] == "arm":
             news = session.follow(armed["session"], 0, parameters["wait"], paths)
             module.exit_json(plan=session.result(armed, None, diff=module._diff), session=armed["session"], **news)

@@ -11,8 +11,13 @@ bytes depend on the sources alone, so the same sources give the same file and a 
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
+import re
+import shutil
 import sys
+import tempfile
 import zipfile
 
 # All of the package, so that importing this module is enough to have all of it in an Ansible module's payload.
@@ -50,26 +55,40 @@ MODULES = (
 PACKAGE = __name__.rpartition(".")[0]
 # Isolated: neither PYTHON* variables of the job nor user packages may change what systemd runs as root.
 INTERPRETER = "/usr/bin/python3 -IS"
-MAIN = f"""\
+# Python keeps no compiled code of what it imports from a zip, so whoever can uses the unpacked copy: 0.1 s less CPU a start.
+MAIN = """\
+import os
 import sys
 
+unpacked = "{folder}/{digest}"
+try:
+    if os.stat(unpacked).st_uid == 0:
+        sys.path.insert(0, unpacked)
+except OSError:
+    pass
 if sys.argv[1:2] in (["begin-run"], ["end-run"]):
-    from {PACKAGE}.ledger import main
+    from {package}.ledger import main
 else:
-    from {PACKAGE}.cli import main
+    from {package}.cli import main
 sys.exit(main(sys.argv[1:]))
 """
+UNPACKED = ledger.Paths().state + "/lib"
+KEEP = 4  # unpacked versions: a prover that still runs may be of an older one
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold
 
 
 def sources() -> dict:
     """Return {path in the zip: bytes} of the whole package."""
-    found = {"__main__.py": MAIN.encode()}
+    found = {}
     for module in MODULES:
         parts = module.__name__.split(".")
         for depth in range(1, len(parts)):
             found["/".join(parts[:depth]) + "/__init__.py"] = b""
         found["/".join(parts) + ".py"] = module.__spec__.loader.get_data(module.__spec__.origin)
+    version = hashlib.sha256()
+    for path, data in sorted(found.items()):
+        version.update(b"%s %d\n" % (path.encode(), len(data)) + data)
+    found["__main__.py"] = MAIN.format(folder=UNPACKED, digest=version.hexdigest()[:16], package=PACKAGE).encode()
     return found
 
 
@@ -77,7 +96,6 @@ def build(interpreter: str = INTERPRETER) -> bytes:
     """Return the bytes of the zipapp. I(interpreter) is its first line: a path and at most one argument."""
     buffer = io.BytesIO()
     buffer.write(b"#!" + interpreter.encode() + b"\n")
-    # Stored, not deflated: systemd starts it at every run of every job, it is sent once.
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
         for path, data in sorted(sources().items()):
             entry = zipfile.ZipInfo(path, EPOCH)
@@ -85,3 +103,28 @@ def build(interpreter: str = INTERPRETER) -> bytes:
             entry.create_system = 3
             archive.writestr(entry, data)
     return buffer.getvalue()
+
+
+def unpack(folder: str = UNPACKED) -> str:
+    """Unpack the package into a folder of its own below I(folder), once, and return that: it outlives the caller."""
+    files = sources()
+    version = re.search(r'unpacked = ".*/(\w+)"', files["__main__.py"].decode()).group(1)
+    target = os.path.join(folder, version)
+    if os.path.isdir(target):
+        return target
+    os.makedirs(folder, mode=0o755, exist_ok=True)
+    temporary = tempfile.mkdtemp(dir=folder)
+    try:
+        for path, data in files.items():
+            os.makedirs(os.path.dirname(os.path.join(temporary, path)), exist_ok=True)
+            with open(os.path.join(temporary, path), "wb") as handle:
+                handle.write(data)
+        os.chmod(temporary, 0o755)
+        os.rename(temporary, target)
+    except OSError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not os.path.isdir(target):  # else another call was first
+            raise
+    for name in sorted(os.listdir(folder), key=lambda name: os.stat(os.path.join(folder, name)).st_mtime)[:-KEEP]:
+        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    return target

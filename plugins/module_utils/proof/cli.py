@@ -26,17 +26,17 @@ OK, FAILED, BLIND = 0, 1, 2
 LINE_EVERY = 1.0  # s between live lines on a terminal
 
 
-def own_program(paths: ledger.Paths) -> str:
-    """Path of a zipapp with this very code: the one that runs, or one built from the modules that were imported."""
+def own_program() -> str:
+    """Where this very code lies unpacked, for the prover to run."""
     from ansible_collections.dflash.launchproof.plugins.module_utils.proof import bundle  # it imports this module
 
-    return session.install_bundle(paths, bundle.build())
+    return bundle.unpack()
 
 
 def drive(request: dict, paths: ledger.Paths, quiet: bool) -> dict:
     """Prove a request by a detached prover, with a live line on standard error, and return the document."""
     session.plan(request, paths)
-    armed = session.begin(request, paths, lambda: own_program(paths))
+    armed = session.begin(request, paths, own_program)
     offset, rows, document, last = 0, {}, None, ""
     while document is None:
         news = session.follow(armed["session"], offset, LINE_EVERY, paths)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -367,21 +366,6 @@ def result(request: dict, document: dict | None, diff: bool) -> dict:
         after = ["%s: %sed, digest %s\n" % (job["unit"], job["action"], job["digest"]) for job in changes]
         found["diff"] = {"before": "".join(before), "after": "".join(after)}
     return found
-
-
-def install_bundle(paths: ledger.Paths, data: bytes) -> str:
-    """Put the zipapp where the prover can run it from after the caller has gone, and return its path."""
-    folder = os.path.join(paths.state, "lib")
-    path = os.path.join(folder, "launchproof-" + hashlib.sha256(data).hexdigest()[:16])
-    if os.path.exists(path):
-        return path
-    os.makedirs(folder, mode=0o755, exist_ok=True)
-    temporary = "%s.%d" % (path, os.getpid())
-    with open(temporary, "wb") as handle:
-        handle.write(data)
-        os.fchmod(handle.fileno(), 0o755)
-    os.rename(temporary, path)
-    return path
 
 
 def spawn(folder: str, request: dict, program: str) -> None:

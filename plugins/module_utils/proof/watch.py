@@ -113,6 +113,7 @@ class UnitWatch:
         self._journal, self._follower = NOT_READ, None
         self._folder_keys = []
         self._last_n_restarts = 0
+        self._condition = ""  # the one that refused this start
         self._was_waiting = False  # systemd was seen waiting to restart it
 
     # ---- before the start ----
@@ -360,12 +361,17 @@ class UnitWatch:
         """Take what systemd says now."""
         self.need_show = False
         self.dirty = True
-        changed = state != self.state
-        if changed and (isinstance(self.state, UnitState) or isinstance(state, Unknown)):
+        if isinstance(state, UnitState) and self._condition:
+            state = replace(state, failed_condition=self._condition)
+        if state != self.state:
             self._look_gap = FIRST_LOOK
         before, self.state, self.properties = self.state, state, properties or self.properties
         if self.baseline is None or not isinstance(state, UnitState):
             return
+        refused = state.condition_at > self.baseline.taken_at and not state.condition_result
+        if refused or (state.assert_at > self.baseline.taken_at and not state.assert_result):
+            self._condition = self._condition or systemd.failed_condition(self.unit)
+            self.state = state = replace(state, failed_condition=self._condition)
         waiting = state.sub_state.startswith("auto-restart")
         found = state.invocation_id or systemd.invocation(self.unit) or self._last_run()
         if found and found != self.run_id and (self.baseline.observed or found != self.baseline.invocation_id):

@@ -10,12 +10,9 @@ import contextlib
 import datetime
 import hashlib
 import hmac
-import http.client
 import os
-import ssl
 import threading
 import urllib.parse
-import xml.etree.ElementTree
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Objects, Unknown
@@ -56,6 +53,11 @@ def s3_count(uri: str, environ: dict) -> int:
     Endpoint, keys, region and CA come from the job's own AWS_* variables: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL,
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_CA_BUNDLE.
     """
+    # 25 ms and 5 MiB that only this needs.
+    import http.client
+    import ssl
+    import xml.etree.ElementTree
+
     missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environ.get(name)]
     if missing:
         raise ListError("%s is not in the job's env or secrets" % missing[0])

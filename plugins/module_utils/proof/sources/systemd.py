@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
@@ -22,7 +23,7 @@ PROPERTIES = (
     "ExecMainStatus,ExecMainStartTimestampMonotonic,ExecMainExitTimestampMonotonic,NRestarts,ConditionResult,"
     "ConditionTimestampMonotonic,AssertResult,AssertTimestampMonotonic,ControlGroup,NotifyAccess,PIDFile,Job,Restart,"
     "RestartUSec,RuntimeMaxUSec,TimeoutStartUSec,WatchdogUSec,MemoryMax,FragmentPath,DropInPaths,User,ExecStart,ExecStartPre,ExecCondition,"
-    "RemainAfterExit,StandardOutput,WorkingDirectory"
+    "EnvironmentFiles,RemainAfterExit,StandardOutput,WorkingDirectory"
 )
 UNITS = {
     "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
@@ -116,8 +117,15 @@ def unit_state(properties: dict, offset: float) -> UnitState:
         timeout_start=seconds(properties.get("TimeoutStartUSec", "")),
         watchdog=seconds(properties.get("WatchdogUSec", "")) or None,
         memory_max=int(memory) if memory.isdigit() and int(memory) < 2**63 else None,
+        missing_files=missing_files(properties) if properties.get("Result") == "resources" else (),
         fragment_path=properties.get("FragmentPath", ""),
     )
+
+
+def missing_files(properties: dict) -> tuple:
+    """Files of EnvironmentFile= that are not there, those left out that may be missing ("-")."""
+    found = re.findall(r"^(.*) \(ignore_errors=no\)$", properties.get("EnvironmentFiles", ""), re.MULTILINE)
+    return tuple(path for path in found if not glob.glob(path))
 
 
 def clock_offset() -> float:
