@@ -93,11 +93,14 @@ class Connection(SshConnection):
     def exec_command(self, cmd, in_data=None, sudoable=True):
         """Run ``cmd`` in the container: (exit code, stdout, stderr), as every connection plugin does."""
         become_asks = bool(sudoable and self.become and self.become.expect_prompt())
-        outcome = self._attach(
-            cmd,
-            stdin=bool(in_data) or become_asks,
-            run=lambda command: self._bare_run(command, in_data, sudoable=sudoable, checkrc=False),
-        )
+
+        def run(command):
+            if self.get_option("pct_transport") == "local" and not become_asks:
+                # The parent writes all of stdin before it reads; that ssh buffers both ways saves it, here nothing does.
+                return self._stream(command, data=in_data or b"")
+            return self._bare_run(command, in_data, sudoable=sudoable, checkrc=False)
+
+        outcome = self._attach(cmd, stdin=bool(in_data) or become_asks, run=run)
         killed = attach.killed_by(outcome.rc)
         note = f"{self._name()}: {killed}\n" if killed else ""
         return outcome.rc, outcome.stdout, outcome.stderr + to_bytes(note)
@@ -195,11 +198,12 @@ class Connection(SshConnection):
         self.host = self._node()
         return self._build_command(executable, "ssh", self.host, f"/bin/sh -c {shlex.quote(script)}")
 
-    def _stream(self, command: list[bytes], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE):
-        """Run a command line with a file as one of its streams: nothing of it passes through this process's memory.
+    def _stream(self, command: list[bytes], data=None, stdin=None, stdout=subprocess.PIPE):
+        """Run a command line with ``data``, or a file, as stdin: nothing of a file passes through this process's memory.
 
         With a password instead of a key for the node this relies on the shared connection that the first command of a
         task has opened.
         """
-        done = subprocess.run(command, stdin=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False)
+        source = {"input": data} if data is not None else {"stdin": stdin or subprocess.DEVNULL}
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False, **source)
         return done.returncode, done.stdout or b"", done.stderr

@@ -1,0 +1,205 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Connection pct into a real container of the embedded node, over ssh and as the node itself."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import threading
+import time
+
+import pytest
+from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
+from ansible.playbook.play_context import PlayContext
+from ansible.plugins.loader import become_loader, connection_loader, init_plugin_loader
+
+from tests.support import pve
+from tests.support.deployment import REPO
+
+pytestmark = [pytest.mark.container, pytest.mark.usefixtures("local_node")]
+
+VMID = 971
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory, local_node):
+    client = pve.Client(tmp_path_factory.mktemp("client"))
+    declared = pve.declared(VMID)
+    client.ensure(declared)
+    yield declared
+    client.ensure(declared, tasks_from="absent")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loader():
+    init_plugin_loader([str(REPO / "collections")])
+
+
+def connect(transport="ssh", become=None, **variables):
+    """The connection plugin as a task gets it."""
+    context = PlayContext()
+    connection = connection_loader.get("dflash.launchproof.pct", context, os.devnull)
+    connection.set_options(var_options={
+        **pve.connection(), "ansible_pct_vmid": VMID, "ansible_pct_transport": transport, **variables,
+    })  # fmt: skip
+    if become:
+        plugin = become_loader.get(become)
+        plugin.set_options(var_options={"ansible_become_user": "nobody", "ansible_become_flags": "-s /bin/sh"})
+        connection.set_become_plugin(plugin)
+    return connection
+
+
+@pytest.fixture(params=["ssh", "local"])
+def connection(request, container):
+    return connect(request.param)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 127, 137, 255])
+def test_exit_codes_and_streams_are_the_commands_own(connection, code):
+    rc, out, err = connection.exec_command(f"echo out; echo err >&2; exit {code}")
+    assert (rc, out) == (code, b"out\n")
+    assert err.startswith(b"err\n")
+
+
+def test_a_killed_command_is_told_in_words(connection):
+    rc, _out, err = connection.exec_command("kill -9 $$")
+    assert rc == 137
+    assert b"killed by SIGKILL" in err
+
+
+def test_text_data_and_environment_arrive_unharmed(connection):
+    assert connection.exec_command("printf %s 'ünï \"quoted\" $HOME'")[1] == 'ünï "quoted" $HOME'.encode()
+    data = bytes(range(256)) * 4096
+    assert connection.exec_command("cat", in_data=data)[1] == data
+    names = {line.partition("=")[0] for line in connection.exec_command("env")[1].decode().splitlines()}
+    assert names <= {"PATH", "HOME", "LANG", "container", "PWD", "TERM", "OLDPWD", "SHLVL", "_"}
+    assert connection.exec_command("cat")[1] == b""
+
+
+def test_become(container):
+    connection = connect("ssh", become="su")
+    command = connection.become.build_become_command("id -un", connection._shell)
+    assert b"nobody" in connection.exec_command(command)[1]
+
+
+@pytest.mark.parametrize("name", ["plain", "ünï 'quoted' \"$(touch x)\"", "-dash"])
+def test_files_of_any_name_go_there_and_back(connection, tmp_path, name):
+    source, back = tmp_path / "source", tmp_path / "back"
+    source.write_bytes(os.urandom(3_000_001))
+    source.chmod(0o640)
+    connection.put_file(str(source), f"/root/{name}")
+    assert connection.exec_command("stat -c %a /root/*; rm -f x")[1].split()[0] == b"640"
+    connection.fetch_file(f"/root/{name}", str(back))
+    assert back.read_bytes() == source.read_bytes()
+    assert connection.exec_command("ls -A /root | grep -c XXXX; rm -f -- /root/* ./-dash")[1] == b"0\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "back"}
+
+
+def test_a_large_file_does_not_pass_through_memory(connection, tmp_path):
+    source = tmp_path / "large"
+    with source.open("wb") as stream:
+        for _block in range(64):
+            stream.write(os.urandom(1 << 20))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    connection.put_file(str(source), "/root/large")
+    connection.fetch_file("/root/large", str(tmp_path / "back"))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024
+    sums = subprocess.run(["sha256sum", source, tmp_path / "back"], capture_output=True, text=True, check=True).stdout
+    assert len({line.split()[0] for line in sums.splitlines()}) == 1
+    connection.exec_command("rm /root/large")
+
+
+def test_what_is_no_file_is_told(connection, tmp_path):
+    with pytest.raises(AnsibleFileNotFound, match="/root/absent"):
+        connection.fetch_file("/root/absent", str(tmp_path / "x"))
+    with pytest.raises(AnsibleFileNotFound):
+        connection.put_file(str(tmp_path / "absent"), "/root/x")
+    (tmp_path / "source").write_text("x")
+    with pytest.raises(AnsibleError, match="folder"):
+        connection.put_file(str(tmp_path / "source"), "/root")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_missing_container(connection):
+    connection.set_option("vmid", 999)
+    with pytest.raises(AnsibleConnectionFailure, match="no such container"):
+        connection.exec_command("true")
+
+
+def test_a_frozen_container_does_not_hang(connection):
+    subprocess.run(["lxc-freeze", "-n", str(VMID)], check=True)
+    try:
+        begun = time.monotonic()
+        with pytest.raises(AnsibleConnectionFailure, match="frozen"):
+            connection.exec_command("true")
+        assert time.monotonic() - begun < 5
+    finally:
+        subprocess.run(["lxc-unfreeze", "-n", str(VMID)], check=True)
+
+
+def test_a_node_that_cannot_be_reached(container):
+    connection = connect(ansible_port=1)
+    with pytest.raises(AnsibleConnectionFailure, match="node cannot be reached over ssh.*refused"):
+        connection.exec_command("true")
+
+
+def test_a_node_whose_host_key_is_not_known(container, tmp_path):
+    connection = connect(ansible_ssh_common_args=f"-o UserKnownHostsFile={tmp_path}/none -o ControlPath=none")
+    with pytest.raises(AnsibleConnectionFailure, match="Host key verification failed"):
+        connection.exec_command("true")
+
+
+def test_a_connection_that_is_cut_is_not_repeated(container):
+    """The master connection is ended while the command runs: its outcome is unknown, so it is run once."""
+    connection = connect(ansible_ssh_args="-o ControlMaster=auto -o ControlPersist=60s",
+                         ansible_control_path_dir="~/.ansible/cp-cut")  # fmt: skip
+    connection.exec_command("rm -f /root/runs")
+    raised = []
+
+    def run():
+        try:
+            connection.exec_command("echo run >> /root/runs; sleep 20")
+        except AnsibleError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    probe = connect()
+    deadline = time.monotonic() + 10
+    while probe.exec_command("cat /root/runs")[1] != b"run\n":
+        assert time.monotonic() < deadline
+    command = connection._build_command("ssh", "ssh", "-O", "exit", connection.host)
+    subprocess.run([word.decode() for word in command], check=True, capture_output=True)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert "whether it ended is not known" in str(raised[0])
+    assert probe.exec_command("cat /root/runs; pkill sleep; rm /root/runs")[1] == b"run\n"
+
+
+def test_a_container_that_stops_while_a_command_runs(container, tmp_path):
+    """Then it is stopped, and a task waits until it is back: last, because it changes the container's state."""
+    connection = connect("local")
+    raised = []
+
+    def run():
+        try:
+            connection.exec_command("echo on > /run/mark; sleep 60")
+        except AnsibleError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    probe = connect("local")
+    deadline = time.monotonic() + 10
+    while probe.exec_command("cat /run/mark")[1] != b"on\n":
+        assert time.monotonic() < deadline
+    pve.Client(tmp_path).ensure(container, container_state="stopped")
+    thread.join(20)
+    assert "the container stopped" in str(raised[0])
+    with pytest.raises(AnsibleConnectionFailure, match="the container is stopped"):
+        connection.exec_command("true")
+    pve.Client(tmp_path).ensure(container)
+    assert connection.exec_command("true")[0] == 0

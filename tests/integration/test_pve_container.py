@@ -1,0 +1,133 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""Role container and module pve_container against the embedded node: real containers behind a Proxmox API."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.support import pve
+
+pytestmark = [pytest.mark.container, pytest.mark.usefixtures("local_node")]
+
+VMID = 961
+
+
+@pytest.fixture
+def client(tmp_path):
+    return pve.Client(tmp_path)
+
+
+@pytest.fixture
+def container(client):
+    """A declaration whose container is gone before and after the test."""
+    declared = pve.declared(VMID)
+    client.ensure(declared, tasks_from="absent")
+    yield declared
+    client.ensure(declared, tasks_from="absent")
+
+
+def inside(command: str) -> str:
+    done = subprocess.run(["pct", "exec", str(VMID), "--", "sh", "-c", command], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    return done.stdout
+
+
+def test_from_nothing_to_a_started_init_and_then_left_alone(client, container):
+    begun = len(pve.access_log())
+    predicted = client.ensure(container, "--check")
+    assert predicted["changed"] is True
+    assert pve.changes(pve.access_log()[begun:]) == []
+    done = client.ensure(container)
+    assert done["steps"] == predicted["steps"]
+    address = container["networks"][0]["ip"].partition("/")[0]
+    assert done["addresses"]["eth0"] == [address]
+    assert address in inside("ip -o -4 addr show dev eth0")
+    assert inside("systemctl is-system-running || true").strip() in ("running", "degraded")
+    before, pid, begun = pve.configuration(VMID), inside("stat -c %Y /proc/1"), len(pve.access_log())
+    again = client.ensure(container)
+    assert again["changed"] is False
+    assert len(pve.access_log()[begun:]) <= 3
+    assert (pve.configuration(VMID), inside("stat -c %Y /proc/1")) == (before, pid)
+
+
+def test_a_device_and_a_bind_mount_reach_a_running_container_by_one_restart(client, container, tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "mark").write_text("seen")
+    tmp_path.chmod(0o755)
+    client.ensure(container)
+    wanted = {
+        **container,
+        "devices": [{"path": "/dev/full", "mode": "0666"}],
+        "mounts": [{"source": str(tmp_path / "shared"), "target": "/srv/shared", "read_only": True}],
+    }
+    done = client.ensure(wanted)
+    assert done["steps"] == ["config as root@pam: dev0, mp0", "reboot"]
+    assert done["pending"] == []
+    assert inside("cat /srv/shared/mark; stat -c %a,%t,%T /dev/full").split() == ["seen", "666,1,7"]
+    assert client.ensure(wanted)["changed"] is False
+    gone = client.ensure({**container, "devices": [], "mounts": []})
+    assert gone["changed"] is True
+    assert "dev0" not in pve.configuration(VMID).decode()
+    assert inside("ls /srv/shared 2>/dev/null || echo none").strip() in ("none", "")
+
+
+def test_a_container_that_is_not_ours_keeps_its_configuration_to_the_byte(client, container):
+    client.ensure(container, container_state="present")
+    path = f"/nodes/{pve.outputs()['api']['node']}/lxc/{VMID}/config"
+    subprocess.run(
+        ["pvesh", "set", path, "-tags", "prod", "-hostname", "precious"], check=True, stdin=subprocess.DEVNULL
+    )
+    before, begun = pve.configuration(VMID), len(pve.access_log())
+    try:
+        for arguments in ({}, {"tasks_from": "preflight"}, {"tasks_from": "absent"}, {"container_state": "stopped"}):
+            refused = client.role(container, **arguments)
+            assert refused.returncode != 0
+            assert "launchproof_container.vmid is 961" in refused.stdout
+            assert "precious" in refused.stdout
+        assert pve.changes(pve.access_log()[begun:]) == []
+        assert pve.configuration(VMID) == before
+    finally:
+        subprocess.run(["pvesh", "set", path, "-tags", "launchproof"], check=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("options", "extra", "words"),
+    [
+        ({"template": "local:vztmpl/nowhere.tar.zst"}, {}, "launchproof_container.template"),
+        ({"disk_gib": 900000}, {}, "launchproof_container.disk_gib"),
+        ({"storage": "nowhere"}, {}, "launchproof_container.storage"),
+        ({"devices": [{"path": "/dev/nowhere0"}]}, {}, "launchproof_container.devices[].path"),
+        ({"devices": [{"path": "/dev/null"}]}, {"pve_root_via": "none"}, "pve_root_via"),
+        ({}, {"pve_api_token_secret": "wrong"}, "pve_api_token_secret"),
+        ({}, {"pve_api_port": 1}, "pve_api_host"),
+        ({}, {"pve_node": "elsewhere"}, "pve_node"),
+        ({}, {"pve_api_ca_path": "/etc/ssl/certs/ca-certificates.crt"}, "pve_api_ca_path"),
+    ],
+)
+def test_bad_input_stops_in_preflight_and_nothing_is_sent(client, options, extra, words):
+    begun = len(pve.access_log())
+    refused = client.role(pve.declared(VMID + 1, **options), tasks_from="preflight", **extra)
+    assert refused.returncode != 0
+    assert f"{words} is " in refused.stdout
+    assert pve.changes(pve.access_log()[begun:]) == []
+
+
+def test_an_interrupted_creation_is_taken_up_by_the_next_run(client, container):
+    begun = len(pve.access_log())
+    process = client.begin(container)
+    deadline = time.monotonic() + 60
+    while not any(line.startswith("POST") for line in pve.access_log()[begun:]):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert client.ensure(container)["status"] == "running"
+    assert client.ensure(container)["changed"] is False
