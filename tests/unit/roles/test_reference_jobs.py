@@ -1,0 +1,101 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""The jobs that the roles training, extraction and monitor declare, as their variables make them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar, trust_as_template
+from ansible_collections.dflash.launchproof.plugins.module_utils.job import spec
+
+ROLES = ("training", "extraction", "monitor")
+S3 = {
+    "extraction_s3_uri": "s3://bucket/prefix",
+    "extraction_s3_endpoint": "http://node:19000",
+    "extraction_s3_access_key": "access-key",
+    "extraction_s3_secret_key": "secret-key",
+}
+
+
+def declared(*roles, **variables):
+    loader, known = DataLoader(), {"role_path": str(Path("roles/job").resolve())}
+    for role in ROLES:
+        known.update(loader.load_from_file(f"roles/{role}/defaults/main.yml", trusted_as_template=True))
+    template = "{{ [" + ", ".join(f"{role}_job" for role in roles) + "] }}"
+    return Templar(loader, variables={**known, **variables}).template(trust_as_template(template))
+
+
+def read(*roles, **variables):
+    jobs, errors = spec.validate(declared(*roles, **variables))
+    assert errors == []
+    return jobs
+
+
+def test_defaults_make_jobs_without_errors():
+    jobs = read(*ROLES)
+    assert [unit.name for job in jobs for unit in job.units] == [
+        "training.service",
+        "extraction@1.service",
+        "extraction@2.service",
+        "monitor.service",
+    ]
+    assert len({job.code for job in jobs}) == 1 and jobs[0].code.src == str(Path("workload").resolve())
+    assert len({job.lock for job in jobs}) == 1 and all(job.notify for job in jobs)
+    assert all(unit.gpus is None and not unit.secrets for job in jobs for unit in job.units)
+
+
+def test_a_command_replaces_the_whole_argv():
+    (job,) = read("training", training_command=["/bin/false"])
+    assert job.command == ("/bin/false",)
+
+
+def test_arguments_are_added_to_the_reference_program():
+    (job,) = read("training", training_arguments=["--attn", "sdpa"], training_max_steps=7)
+    assert job.command[1] == "/opt/launchproof/workload/train_dflash_pipeline.py"
+    assert job.command[job.command.index("--max-steps") + 1] == "7" and job.command[-2:] == ("--attn", "sdpa")
+
+
+def test_a_program_that_does_not_speak_sd_notify():
+    for role in ROLES:
+        (job,) = read(role, **{f"{role}_notify": False, f"{role}_code_src": "", f"{role}_command": ["/bin/true"]})
+        assert (job.notify, job.watchdog, job.code, job.working_directory) == (False, None, None, None)
+
+
+@pytest.mark.parametrize("shards", [1, 3, "3"])
+def test_each_shard_knows_its_place(shards):
+    (job,) = read("extraction", extraction_shards=shards)
+    number = int(shards)
+    for index, unit in enumerate(job.units, 1):
+        assert unit.extra == ("--shard", str(index), "--num-shards", str(number))
+        assert unit.proof["heartbeat"]["path"] == f"/var/lib/launchproof/runs/{unit.name}/current/heartbeat.json"
+        folder = f"/var/lib/dflash/extraction/reference/shard-{index:02}-of-{number:02}/"
+        assert unit.proof["objects"]["path"] == folder
+        assert unit.proof["done"] and unit.proof["progress"]
+
+
+def test_s3_is_for_extraction_and_monitor():
+    extraction, monitor = read("extraction", "monitor", **S3)
+    secrets = {"AWS_ACCESS_KEY_ID": "access-key", "AWS_SECRET_ACCESS_KEY": "secret-key"}
+    for job in (extraction, monitor):
+        assert job.command[job.command.index("--s3-uri") + 1] == "s3://bucket/prefix"
+        assert all(unit.secrets == secrets for unit in job.units)
+    (first, _second) = extraction.units
+    assert first.env["AWS_ENDPOINT_URL"] == "http://node:19000"
+    assert first.proof["objects"]["uri"] == "s3://bucket/prefix/reference/shard-01-of-02/"
+
+
+def test_s3_without_keys_is_an_error():
+    _jobs, errors = spec.validate(declared("extraction", **{**S3, "extraction_s3_secret_key": ""}))
+    assert len(errors) == 1 and "(extraction).secrets.AWS_SECRET_ACCESS_KEY: the secret is empty" in errors[0]
+
+
+def test_gpus_are_dealt_to_the_shards():
+    (job,) = read("extraction", extraction_gpus=["GPU-a", "GPU-b"])
+    assert [unit.gpus for unit in job.units] == [("GPU-a",), ("GPU-b",)]
+    assert all(unit.extra[-2:] == ("--gpu", "0") for unit in job.units)
+    _jobs, errors = spec.validate(declared("extraction", extraction_gpus=["GPU-a", "GPU-b"], extraction_shards=4))
+    assert len(errors) == 1 and "4 instances do not fit 2 GPUs (GPU-a, GPU-b)" in errors[0]
