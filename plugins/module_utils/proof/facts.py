@@ -356,7 +356,7 @@ class Facts:
     # Number of automatic restarts seen since the baseline, where systemctl cannot tell any more (a stop zeroes
     # NRestarts). The larger of this and the rise of n_restarts counts.
     restarts_seen: int = 0
-    # Processes in the unit's group (zombies included). Unknown when the group cannot be read.
+    # Processes in the unit's group (zombies included), and the main process wherever it is. Unknown when the group cannot be read.
     processes: tuple[Process, ...] | Unknown = ()
     # Processes of the same job found outside this run: older than the baseline, in the group or with the job's run
     # folder or log open.

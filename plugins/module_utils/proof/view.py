@@ -105,8 +105,10 @@ class View:
         if self.state.main_pid == 0:
             # A forking server whose main process systemd could not guess.
             return self.state.active_state == "active" and self.state.sub_state == "running" and self.live_count > 0
-        mains = [process for process in self.processes or () if process.pid == self.state.main_pid]
-        return all(process.alive for process in mains)
+        if self.processes is None:
+            return True
+        # /proc is read more often than systemd is asked: one that is gone there has ended, though nobody knows how yet.
+        return any(process.alive for process in self.processes if process.pid == self.state.main_pid)
 
     @cached_property
     def alive(self) -> bool:
