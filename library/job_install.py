@@ -119,6 +119,7 @@ errors:
   elements: str
 """
 
+import os
 from dataclasses import replace
 
 from ansible.module_utils.basic import AnsibleModule
@@ -155,6 +156,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    # Folders on the way to a run's own must be passable for the job's user, whatever root's habit is here.
+    os.umask(0o022)
     jobs = read_jobs(module)
     delivered = {name: install.Delivered(**given) for name, given in module.params["delivered"].items()}
     host = install.Host()

@@ -121,7 +121,7 @@ class Host:
         return os.path.lexists(self.at(path))
 
     def write(self, path: str, content: bytes, mode: int) -> None:
-        """Replace a file in one step; its mode is right from its first byte on."""
+        """Replace a file in one step; at no moment may more read it than its mode says."""
         folder = os.path.dirname(self.at(path))
         os.makedirs(folder, mode=0o755, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".launchproof-", dir=folder)
@@ -324,7 +324,7 @@ def _plan_program(program: bytes, host: Host, plan: Plan, problems: list[str]) -
 
 def _plan_code(code: Code, given: Delivered, host: Host, plan: Plan, problems: list[str]) -> None:
     versions = code_tree.versions_dir(code.dest)
-    version = f"{versions}/{(given.code or '')[:16]}"
+    version = f"{versions}/{code_tree.version_name(given.code or '')}"
     target = os.path.relpath(version, os.path.dirname(code.dest))
     if any(label == code.dest for label, _step in plan.steps) or code.dest in plan.needs_code:
         return  # another job with the same code

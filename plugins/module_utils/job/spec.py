@@ -10,6 +10,7 @@ The options are documented in roles/job/meta/argument_specs.yml.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -244,6 +245,8 @@ class _JobReader:
         name = self.name()
         command = self.argv("command", self.entry.get("command"), program=True)
         code = self.code()
+        if self.controller and code and command:
+            self.delivered_program(command[0], code)
         notify = self.flag("notify", False)
         watchdog = self.seconds("watchdog", None)
         if watchdog and not notify:
@@ -326,6 +329,16 @@ class _JobReader:
         # systemd takes these in arguments, but not in the program's path (string_is_safe() in config_parse_exec()).
         elif re.search("[\"'\\\\\x00-\x1f\x7f]", program):
             self.error(path, f"{_show(program)} holds a quote, a backslash or a control character. Rename the program.")
+
+    def delivered_program(self, program: str, code: Code) -> None:
+        """A program that comes with the code must be one already here: on the target it would only show at the start."""
+        if program.startswith(code.dest + "/"):
+            source = Path(code.src, program[len(code.dest) + 1 :])
+            if not source.is_file() or not os.access(source, os.X_OK):
+                self.error(
+                    "command[0]",
+                    f"{program} is delivered from {source}, which is no executable file. Correct one of them.",
+                )
 
     def text(self, path: str, value: str) -> str:
         """A string that systemd, the kernel and a UTF-8 file can all carry."""

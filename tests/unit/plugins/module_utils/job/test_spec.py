@@ -233,6 +233,17 @@ def test_paths_of_the_controller(tmp_path):
     assert "(a).code.src: " in errors_of(missing, controller=True)[0]
 
 
+def test_a_program_that_comes_with_the_code(tmp_path):
+    script = tmp_path / "run.sh"
+    declared = job(command=["/opt/a/run.sh"], code={"src": str(tmp_path), "dest": "/opt/a"})
+    for prepare in (lambda: None, script.touch):
+        prepare()
+        (error,) = errors_of(declared, controller=True)
+        assert f"(a).command[0]: /opt/a/run.sh is delivered from {script}, which is no executable file." in error
+    script.chmod(0o755)
+    assert errors_of(declared, controller=True) == []
+
+
 class Lazy(Mapping):
     """As ansible-core 2.19 hands data to a filter: templated on access."""
 
