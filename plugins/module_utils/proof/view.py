@@ -22,6 +22,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts imp
     Process,
     Progress,
     UnitState,
+    Unknown,
     known,
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import LEVELS, Spec
@@ -395,8 +396,11 @@ class View:
 
     @cached_property
     def new_objects(self) -> int:
-        objects = known(self.facts.objects)
-        return max(0, objects.count - (known(self.baseline.objects) or 0)) if objects else 0
+        """Objects more than at the baseline; none where either number is not known: old ones would count as new."""
+        objects, before = known(self.facts.objects), self.baseline.objects
+        if objects is None or isinstance(before, Unknown):
+            return 0
+        return max(0, objects.count - (before or 0))
 
     @property
     def objects_missing(self) -> bool:

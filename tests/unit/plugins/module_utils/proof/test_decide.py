@@ -785,6 +785,13 @@ def test_cause_of_a_crash_loop_is_nested() -> None:
     assert verdict.evidence["cause"]["code"] == "crashed_traceback" and "KeyError" in verdict.remedy
 
 
+def test_objects_of_before_are_not_new_ones() -> None:
+    for before in (f.NOT_READ, 9):
+        case = Case("", "", 0, {"objects": f.Objects("/o", 9)}, {"objects": {"path": "/o"}}, replace(BEFORE, objects=before))
+        answer = case.decide(30)
+        assert isinstance(answer, f.Wait) and answer.stage == "objects"
+
+
 def test_no_success_while_activating() -> None:
     case = Case("", "", 0, {"systemd": up(active_state="activating", sub_state="start", type="notify")})
     answer = case.decide(30)
