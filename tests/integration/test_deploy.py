@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,6 @@ from tests.support.deployment import (
     identities,
     inside,
     machine,
-    play,
     playbook,
     report,
     rows,
