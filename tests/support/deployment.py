@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,8 @@ def machine() -> dict[str, str]:
     """What the embedded node would leave on this machine: containers, links, firewall rules, listening sockets."""
 
     def output(*command: str) -> str:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+        # A tool that is not installed yet has nothing to show.
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout if shutil.which(command[0]) else ""
 
     return {
         "containers": output("lxc-ls", "-1"),
