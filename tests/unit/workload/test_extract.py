@@ -21,6 +21,9 @@ from safetensors.torch import load  # noqa: E402
 from tests.unit.workload.conftest import stop  # noqa: E402
 
 
+PIECE = 24
+
+
 def arguments(texts, tmp_path, s3=None, uri=None, **options) -> list:
     argv = [
         "--data",
@@ -32,7 +35,7 @@ def arguments(texts, tmp_path, s3=None, uri=None, **options) -> list:
         "--batch-samples",
         "4",
         "--max-length",
-        "64",
+        str(PIECE),
     ]
     if s3:
         argv += ["--s3-uri", uri, "--s3-endpoint", s3.endpoint]
@@ -64,7 +67,7 @@ def test_two_shards_commit_every_sample_once_and_the_states_are_the_models(here,
     for shard in (1, 2):
         fields, _ = here(program, arguments(texts, tmp_path, s3, uri, shard=shard, num_shards=2))
         assert fields["reason"] == "done"
-    target, samples, _sha = targets.load("tiny-random", texts, 64, "auto", None, None)
+    target, samples, _sha = targets.load("tiny-random", texts, PIECE, "auto", None, None)
     found = everything(stores.S3Store(uri, s3.endpoint), shards=2)
     assert set(found) == {sample.id for sample in samples} and len(samples) > 60
     for sample in (samples[0], samples[-1]):
@@ -105,7 +108,7 @@ def test_killed_and_resumed_every_sample_is_there_once(start, texts, tmp_path, s
     second = start("extract_hidden_states.py", *argv)
     assert second.wait() == 0, second.text
     assert f"committed={len(before)} aborted_uploads=1" in second.text
-    _target, samples, _sha = targets.load("tiny-random", texts, 64, "auto", None, None)
+    _target, samples, _sha = targets.load("tiny-random", texts, PIECE, "auto", None, None)
     assert set(everything(store)) == {sample.id for sample in samples}
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
