@@ -36,7 +36,9 @@ KEPT_LINES = 20
 KEPT_GAPS = 63
 
 TRACEBACK = "uncaught exception"
-_HEADER = re.compile(r"^(?P<prefix>.*?)(?:Exception Group )?Traceback \(most recent call last\):\s*$")
+_HEADER = re.compile(
+    r"^(?P<prefix>.*?)(?:Exception Group )?Traceback \(most recent call last\)(?::\s*$|[ \u2500]*[\u256e\u2510]?\s*$)"
+)
 # A SyntaxError in the main script has no header.
 _SYNTAX = re.compile(r'^(?P<prefix>(?:\[\w+\]: ?)?)  File "[^"]*", line \d+$')
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::(?: .*)?)?$")
@@ -118,7 +120,8 @@ class TracebackTracker:
             self._after += self._found is not None
             return
         body = text[len(self._prefix) :] if text.startswith(self._prefix) else text
-        if body[:1] in (" ", "\t", "|", "+", "^", "~"):
+        # Frames, exception groups, carets, and the box that rich draws.
+        if body[:1] in " \t|+^~\u2502\u256d\u2570":
             if re.match(r"[\s|+]+[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b", body):
                 self._candidate = (text, offset, at)
             return

@@ -21,11 +21,12 @@ DEFAULT_FORBIDDEN = (
     r"NCCL (?:WARN|error).*(?:unhandled (?:cuda|system) error|[Tt]imeout|abort)",
     r"(?:^|[\s:])Segmentation fault(?:$|[\s(:])",
     r"No space left on device",
+    r"^Fatal Python error: ",
     r"terminate called (?:after throwing|without an active exception)",
 )
 
 # One of these stands in every line that a default pattern matches: most lines need no regular expression.
-FORBIDDEN_WORDS = ("CUDA", "NCCL", "atchdog", "Segmentation", "No space left", "terminate called")
+FORBIDDEN_WORDS = ("CUDA", "NCCL", "atchdog", "Segmentation", "No space left", "terminate called", "Fatal Python")
 
 
 class SpecError(ValueError):

@@ -147,6 +147,12 @@ def test_own_pace_is_the_median_of_the_gaps() -> None:
             "[rank0]: torch.AcceleratorError: boom",
             0,
         ),
+        (
+            "╭─────────── Traceback (most recent call last) ───────────╮\n│ /x.py:1 in <module> │\n│ ❱ 1 1/0 │\n"
+            "╰──────────────────────────╯\nZeroDivisionError: division by zero\n",
+            "ZeroDivisionError: division by zero",
+            0,
+        ),
         ('  File "x.py", line 1\n    if\n      ^\nSyntaxError: invalid syntax\n', "SyntaxError: invalid syntax", 0),
         (
             "  + Exception Group Traceback (most recent call last):\n  |   File 'x'\n  | ExceptionGroup: two (2 sub-exceptions)\n"
@@ -170,6 +176,7 @@ def test_an_exceptions_last_line_is_found(text: str, line: str, after: int) -> N
         "NCCL WARN Call to ibv_modify_qp failed: unhandled system error",
         "bash: line 1: 12 Segmentation fault      python x.py",
         "OSError: [Errno 28] No space left on device",
+        "Fatal Python error: Aborted",
         "terminate called after throwing an instance of 'c10::Error'",
     ],
 )
