@@ -178,7 +178,9 @@ def test_the_projects_own_launch_of_the_same_job_is_proved(host, name, tmp_path)
 
 
 def test_the_incident_is_named_through_the_play_as_well(host, tmp_path):
-    """Incident A's launcher evidence, given to the module: its verdict carries the same name."""
+    """Incident A's launcher evidence, given to the module for a unit that it was to start."""
+    host.container.write("/etc/systemd/system/slammed5.service", "[Service]\nExecStart=/root/run.sh\n")
+    host.container.shell("systemctl daemon-reload")
     script = INCIDENTS[0].script
     done = launch(host, INCIDENTS[0])
     play = [{

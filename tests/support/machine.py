@@ -27,6 +27,8 @@ INVENTORY = (
     "all: {children: {local_node: {hosts: {localhost: {ansible_connection: local, "
     "ansible_python_interpreter: '{{ ansible_playbook_python }}'}}}}}\n"
 )
+# Without the project's own configuration: its report belongs to deployments.
+ANSIBLE = {"ANSIBLE_COLLECTIONS_PATH": str(REPO / "collections"), "ANSIBLE_NOCOLOR": "1"}
 # Process 1 of the machine: reaps what its daemons leave behind, and ends the machine when it is killed.
 INIT = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"
 
@@ -69,11 +71,11 @@ class Machine:
             [*command, "sh", "-e", str(script)], stdout=told, preexec_fn=enter, stdin=subprocess.DEVNULL
         )
         os.close(told)
-        # The machine waits for its cable, then tells that it is up; a closed pipe means that it is not.
+        # The machine waits for its cable, then tells that it is up; the end of the pipe means that it is not.
         self.init = self._child()
         self._cable()
         with os.fdopen(ready) as pipe:
-            if pipe.read() != "up\n":
+            if pipe.readline() != "up\n":
                 self._unplug()
                 raise RuntimeError("the machine did not boot")
 
@@ -102,6 +104,7 @@ class Machine:
             # Mounted anew, the top is the machine's own group: its namespace's root.
             lines.append(f"umount {top}; mount {mount} {top}")
         lines += [
+            "echo 0 >/proc/sys/net/ipv4/ip_forward",
             "ip link set lo up",
             f"until ip link show {self.name}g >/dev/null 2>&1; do sleep 0.02; done",
             f"ip address add {ADDRESS}/30 dev {self.name}g",
@@ -164,7 +167,7 @@ class Machine:
 
     def run(self, *command, check=True, environment=None):
         """Run a command in the machine; its CompletedProcess with output as text."""
-        enter = ["nsenter", f"--target={self.init}", "--mount", "--net", "--pid", "--cgroup", "--"]
+        enter = ["nsenter", f"--target={self.init}", "--mount", "--net", "--pid", "--cgroup", f"--wdns={REPO}", "--"]
         groups = [top / self.name for top in self._tops()]
 
         def join():
@@ -185,6 +188,8 @@ class Machine:
         """Run playbooks/local_node.yml in the machine."""
         inventory = self.folder / "inventory.yml"
         inventory.write_text(INVENTORY)
+        configuration = self.folder / "ansible.cfg"
+        configuration.write_text("")
         command = [
             sys.executable,
             "-m",
@@ -195,7 +200,7 @@ class Machine:
             "playbooks/local_node.yml",
             *arguments,
         ]
-        return self.run(*command, check=check, environment={"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACKS_ENABLED": ""})
+        return self.run(*command, check=check, environment={**ANSIBLE, "ANSIBLE_CONFIG": str(configuration)})
 
     def crash(self):
         """Power off without warning: every process dies at once, nothing is written any more."""

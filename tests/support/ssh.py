@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -37,6 +38,14 @@ class SshHost:
         """Run one remote command line, as a person would."""
         argv = ["ssh", *self.options(), "-i", str(self.key), "-p", str(PORT), f"root@{self.container.address}", command]
         return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout)
+
+    def masters(self) -> list[int]:
+        """Process ids of ssh's masters to this host, as ssh itself tells them."""
+        told = [
+            subprocess.run(["ssh", "-F", "none", "-O", "check", "-S", socket, "host"], capture_output=True, text=True)
+            for socket in self.control.iterdir()
+        ]
+        return [int(pid) for check in told for pid in re.findall(r"\(pid=(\d+)\)", check.stderr)]
 
     def hostvars(self) -> dict:
         """Inventory variables of this host for ansible.builtin.ssh."""
