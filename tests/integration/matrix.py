@@ -197,8 +197,12 @@ until_ok session_armed
         clean_up(container, case)
 
 
-def run_all(cases: list[Case], name: str = "lpt-matrix") -> Iterator[Outcome]:
-    """Run the cases in one container, AT_ONCE at a time; yields in the order of ``cases``."""
+def run_all(cases: list[Case], name: str = "lpt-matrix", prepare: str = "") -> Iterator[Outcome]:
+    """Run the cases in one container, AT_ONCE at a time; yields in the order of ``cases``.
+
+    ``prepare`` is a shell text for the machine itself, run before anything else.
+    """
     with Container(name) as container, ThreadPoolExecutor(AT_ONCE) as pool:
+        container.shell(prepare)
         deliver(container, cases)
         yield from pool.map(lambda case: run(container, case), cases)

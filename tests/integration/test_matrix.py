@@ -16,7 +16,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table imp
 
 from tests.integration.cases import CASES
 from tests.integration.matrix import run_all
-from tests.support.container import REPO
+from tests.support.container import REPO, Container
 
 pytestmark = pytest.mark.container
 # Codes of the table that no case here induces, and where they are induced instead.
@@ -42,9 +42,9 @@ def outcomes(request):
     return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case(outcomes, case):
-    outcome = outcomes[case.name]
+def judge(outcome):
+    """Fail unless the case came out as declared, with its evidence, its nested cause and a remedy."""
+    case = outcome.case
     facts = json.dumps(outcome.row, indent=1, sort_keys=True) + "\n" + outcome.said
     assert not outcome.faulty, f"the case itself is broken: {outcome.faulty}\n{facts}"
     assert outcome.got == case.expected, f"{case.induced_by}\n{facts}"
@@ -58,7 +58,59 @@ def test_case(outcomes, case):
         assert outcome.row["remedy"], facts
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_case(outcomes, case):
+    judge(outcomes[case.name])
+
+
 def test_every_code_of_the_table_is_induced_and_names_are_unique():
     codes = {code for row in TABLE for code in row.codes}
     assert codes - set(ELSEWHERE) == {case.expected for case in CASES}
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+# The cases that the journal could help with, and a few of each other kind.
+WITHOUT_JOURNAL = """
+    condition-path assert-path exec-condition no-environment-file failed-dependency no-folder no-program no-user
+    sigkill sighup oom oom-wrapped traceback silent-exit usage daemonised loop-gave-up h-steps h-completed h-completed-at-once
+"""
+STOP_JOURNALD = """
+set -e
+for unit in systemd-journald.socket systemd-journald-dev-log.socket systemd-journald-audit.socket systemd-journald.service; do
+  ln -s /dev/null /run/systemd/system/$unit
+done
+systemctl daemon-reload
+systemctl stop 'systemd-journald*'
+rm -rf /run/log/journal /var/log/journal
+"""
+
+
+def test_without_a_journal_the_names_are_the_same():
+    cases = [case for case in CASES if case.name in WITHOUT_JOURNAL.split()]
+    assert len(cases) == len(WITHOUT_JOURNAL.split())
+    for outcome in run_all(cases, "lpt-no-journal", STOP_JOURNALD):
+        judge(outcome)
+
+
+def test_sixty_four_shards_are_proved_in_one_call_by_one_prover():
+    shard = """[Service]
+Type=exec
+ExecStart=/bin/sh -c 'for i in $(seq 999); do echo ev=step step=$$i; sleep 1; done'
+StandardOutput=append:/var/log/shard-%i.log
+"""
+    units = [f"shard@{number}.service" for number in range(64)]
+    with Container("lpt-many") as container:
+        container.install()
+        container.write("/etc/systemd/system/shard@.service", shard)
+        spec = {"process": {"stable_for": 1}, "progress": {"pattern": r"step=(?P<step>\d+)", "within": 20}}
+        container.write("/tmp/proof.json", json.dumps(spec))
+        container.shell("systemctl daemon-reload")
+        done = container.run(
+            "launchproof", "prove", "--json", "--quiet", "--state", "started", "--proof", "/tmp/proof.json", *units,
+            check=False, timeout=90,
+        )  # fmt: skip
+        rows = json.loads(done.stdout)["jobs"]
+        assert {row["unit"]: row["code"] for row in rows} == dict.fromkeys(units, "ok_progressing")
+        sessions = list(container.path("/var/lib/launchproof/sessions").iterdir())
+        assert len(sessions) == 1
+        assert container.run("systemctl", "is-active", *units).stdout.split() == ["active"] * len(units)
