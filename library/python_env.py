@@ -165,14 +165,17 @@ def fetch_uv(index: str, version: str, hashes: dict) -> str:
     machine = platform.machine()
     if machine not in hashes:
         raise EnvError(f"uv_sha256 has no hash for this machine ({machine}). Add it, or set uv to one on the target.")
-    shown = pure.without_credentials(index)
-    page = f"{index.rstrip('/')}/uv/"
+    shown, headers = pure.split_credentials(index)
+    page = urllib.request.Request(f"{shown.rstrip('/')}/uv/", headers=headers)
     try:
         with urllib.request.urlopen(page, timeout=60) as answer:
             address = pure.find_link(answer.read().decode(), answer.geturl(), hashes[machine])
         if address is None:
             raise EnvError(f"uv {version} for {machine} is not on the index {shown}. Set uv to one on the target.")
-        with urllib.request.urlopen(address, timeout=60) as answer:
+        file = urllib.request.Request(address)
+        if file.host == page.host:
+            file.headers.update(headers)
+        with urllib.request.urlopen(file, timeout=60) as answer:
             wheel = answer.read()
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise EnvError(

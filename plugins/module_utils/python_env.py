@@ -14,7 +14,7 @@ import os
 import re
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 MARKER = ".launchproof.json"
 # Part of the digest: raise it when an environment that an older version of this module made has to be made again.
@@ -81,10 +81,12 @@ def find_link(page: str, base: str, sha256: str) -> str | None:
     return None
 
 
-def without_credentials(url: str) -> str:
-    """The address as a message may show it."""
+def split_credentials(url: str) -> tuple:
+    """The address as a message may show it, and the headers that stand for its user and password."""
     parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    user, _at, host = parts.netloc.rpartition("@")
+    headers = {"Authorization": "Basic " + base64.b64encode(unquote(user).encode()).decode()} if user else {}
+    return parts._replace(netloc=host).geturl(), headers
 
 
 def site_packages(environment: str) -> str | None:

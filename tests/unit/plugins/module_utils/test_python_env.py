@@ -68,8 +68,10 @@ def test_a_wheel_is_found_by_its_hash_wherever_the_index_keeps_it():
 
 
 def test_an_address_is_shown_without_its_password():
-    assert pure.without_credentials("https://me:secret@host:8/simple?x=1") == "https://host:8/simple?x=1"
-    assert pure.without_credentials("https://host/simple") == "https://host/simple"
+    shown, headers = pure.split_credentials("https://me:a%40b@host:8/simple?x=1")
+    assert shown == "https://host:8/simple?x=1"
+    assert base64.b64decode(headers["Authorization"].split()[1]) == b"me:a@b"
+    assert pure.split_credentials("https://host/simple") == ("https://host/simple", {})
 
 
 def environment(folder: Path, pynvml=b"real", recorded=b"real", others=()) -> Path:

@@ -3,12 +3,14 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Module python_env around a stand-in for uv: what is made, kept, removed and refused. The real uv: tests/integration."""
 
+import base64
 import hashlib
+import http.server
 import io
 import json
 import sys
+import threading
 import zipfile
-from pathlib import Path
 
 import pytest
 from ansible.module_utils.testing import patch_module_args
@@ -174,14 +176,30 @@ def test_a_secret_of_the_index_is_not_shown(call):
     assert result["failed"] and "pass-w0rd" not in json.dumps(result)
 
 
-def serve(tmp_path, content: bytes) -> tuple[str, str]:
-    """A simple index of files with one wheel in it; its address and the wheel's hash."""
-    digest = hashlib.sha256(content).hexdigest()
-    page = tmp_path / "simple/uv"
-    page.mkdir(parents=True)
-    (tmp_path / "uv.whl").write_bytes(content)
-    (page / "index.html").write_text(f'<a href="{(tmp_path / "uv.whl").as_uri()}#sha256={digest}">uv</a>')
-    return (tmp_path / "simple").as_uri(), digest
+class Index:
+    """A simple index over HTTP with one wheel, which wants a password."""
+
+    def __init__(self, content: bytes):
+        self.content = self.served = content
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        index = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):  # noqa: N802
+                allowed = self.headers.get("Authorization") == "Basic " + base64.b64encode(b"me:pass-w0rd").decode()
+                page = f'<a href="/files/uv.whl#sha256={index.sha256}">uv</a>'.encode()
+                body = {"/simple/uv/": page, "/files/uv.whl": index.served}.get(self.path)
+                self.send_response(200 if allowed and body else 404 if allowed else 401)
+                self.end_headers()
+                if allowed and body:
+                    self.wfile.write(body)
+
+            def log_message(self, *args):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://me:pass-w0rd@127.0.0.1:{self.server.server_port}/simple"
 
 
 @pytest.fixture
@@ -192,49 +210,52 @@ def wheel(tmp_path, uv):
     return content.getvalue()
 
 
-def index_page(monkeypatch):
-    """file: addresses have no index pages by themselves."""
-    real = module.urllib.request.urlopen
-    monkeypatch.setattr(
-        module.urllib.request, "urlopen", lambda url, **kw: real(url + "index.html" if url.endswith("/") else url, **kw)
-    )
-
-
-def test_uv_is_fetched_once_by_its_hash(call, tmp_path, wheel, monkeypatch):
-    index_page(monkeypatch)
+@pytest.fixture
+def index(tmp_path, wheel, monkeypatch):
     monkeypatch.setattr(module, "LIBRARY", str(tmp_path / "lib"))
-    index, digest = serve(tmp_path, wheel)
-    params = {"uv": None, "uv_version": "9.9", "uv_sha256": {module.platform.machine(): digest}}
-    result = call(environment={"UV_DEFAULT_INDEX": index}, **params)
+    made = Index(wheel)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def fetching(index: Index, **changes) -> dict:
+    """Parameters with which the module fetches uv from the index."""
+    machine = module.platform.machine()
+    params = {"uv": None, "uv_version": "9.9", "uv_sha256": {machine: index.sha256}}
+    return {**params, "secret_environment": {"UV_DEFAULT_INDEX": index.url}, **changes}
+
+
+def test_uv_is_fetched_once_by_its_hash(call, tmp_path, index):
+    result = call(**fetching(index))
     assert result["changed"], result
-    assert [path.name for path in Path(tmp_path / "lib").iterdir()] == ["uv-9.9"]
-    (tmp_path / "uv.whl").unlink()
-    assert call("a==2", environment={"UV_DEFAULT_INDEX": index}, **params)["changed"]
+    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["uv-9.9"]
+    index.served = b""
+    assert call("a==2", **fetching(index))["changed"]
 
 
 @pytest.mark.parametrize(
     ("case", "said"),
-    [("gone", "is not on the index"), ("machine", "no hash for this machine"), ("down", "could not be fetched")],
+    [
+        ("gone", "is not on the index"),
+        ("machine", "no hash for this machine"),
+        ("password", "401"),
+        ("down", "could not be fetched"),
+        ("other", "does not have the declared hash"),
+    ],
 )
-def test_a_uv_that_cannot_be_had_says_why(call, tmp_path, wheel, monkeypatch, case, said):
-    index_page(monkeypatch)
-    monkeypatch.setattr(module, "LIBRARY", str(tmp_path / "lib"))
-    index, digest = serve(tmp_path, wheel)
-    hashes = (
-        {"sparc": digest} if case == "machine" else {module.platform.machine(): "0" * 64 if case == "gone" else digest}
-    )
-    index = "file:///nowhere" if case == "down" else index
-    result = call(environment={"UV_DEFAULT_INDEX": index}, uv=None, uv_version="9.9", uv_sha256=hashes)
+def test_a_uv_that_cannot_be_had_says_why(call, tmp_path, index, case, said):
+    params = fetching(index)
+    if case == "gone":
+        params["uv_sha256"] = {module.platform.machine(): "0" * 64}
+    if case == "machine":
+        params["uv_sha256"] = {"sparc": index.sha256}
+    if case == "password":
+        params["secret_environment"] = {"UV_DEFAULT_INDEX": index.url.replace("pass-w0rd", "pass-wrong")}
+    if case == "down":
+        params["secret_environment"] = {"UV_DEFAULT_INDEX": "https://me:pass-w0rd@127.0.0.1:1/simple"}
+    if case == "other":
+        index.served = index.content + b"more"
+    result = call(**params)
     assert result["failed"] and said in result["msg"]
-    assert not (tmp_path / "lib").exists()
-
-
-def test_a_wheel_that_is_not_what_it_says_is_refused(call, tmp_path, wheel, monkeypatch):
-    index_page(monkeypatch)
-    monkeypatch.setattr(module, "LIBRARY", str(tmp_path / "lib"))
-    index, digest = serve(tmp_path, wheel)
-    (tmp_path / "uv.whl").write_bytes(wheel + b"more")
-    hashes = {module.platform.machine(): digest}
-    result = call(environment={"UV_DEFAULT_INDEX": index}, uv=None, uv_version="9.9", uv_sha256=hashes)
-    assert result["failed"] and "does not have the declared hash" in result["msg"]
-    assert not (tmp_path / "lib").exists()
+    assert "pass-w" not in json.dumps(result) and not (tmp_path / "lib").exists()
