@@ -585,12 +585,12 @@ class Prover:
         if name == "release":
             self._released = True
 
-    def emit(self, event: str, unit: str | None = None, **data) -> None:
-        """Append one event; C(seconds) counts from the prover's start."""
+    def emit(self, event: str, unit: str | None = None, clean: bool = False, **data) -> None:
+        """Append one event; C(seconds) counts from the prover's start. I(clean) data has been redacted already."""
         record = {"event": event, "at": ledger.timestamp(), "seconds": round(ledger.boottime() - self.began, 3)}
         if unit:
             record["unit"] = unit
-            data = self.redactors[unit].data(data)
+            data = data if clean else self.redactors[unit].data(data)
         record.update(data)
         line = json.dumps(record, sort_keys=True, ensure_ascii=False) + "\n"
         self.events.write(line)
@@ -739,7 +739,7 @@ class Prover:
         if isinstance(answer, Verdict):
             row = self.redactors[item.unit].data(self._row(item, answer))
             self.rows[item.unit] = row
-            self.emit("verdict", item.unit, row=row)
+            self.emit("verdict", item.unit, clean=True, row=row)
             self._write_run(item, row)
             item.close()
             return

@@ -168,8 +168,6 @@ class View:
             return NOW
         if self.looping or self._dead:
             return self.exit.at
-        if self.exit.stop_requested or self.state.pending_job in ("restart", "start"):
-            return self.exit.at + STOP_GRACE
         failed = self.exit.code != EXITED or self.exit.status != 0
         will_restart = self.auto_restart or (
             self.state.active_state == "deactivating"
@@ -177,6 +175,8 @@ class View:
         )
         if will_restart and self.state.restart_sec <= RESTART_SOON:
             return self.exit.at + self.state.restart_sec + RESTART_GRACE
+        if self.exit.stop_requested or self.state.pending_job in ("restart", "start"):
+            return self.exit.at + STOP_GRACE
         return self.exit.at + (TERM_GRACE if self._like_a_stop else 0.0)
 
     @property

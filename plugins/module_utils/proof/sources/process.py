@@ -35,6 +35,15 @@ def read_stat(pid: int) -> dict | None:
     }
 
 
+def dumping_core(pid: int) -> bool:
+    """Whether a process only still exists because its core is being written; Linux 4.15 and later say so."""
+    try:
+        with open("/proc/%d/status" % pid, "rb") as handle:
+            return b"\nCoreDumping:\t1\n" in handle.read()
+    except OSError:
+        return False
+
+
 def argv(pid: int) -> tuple:
     """Command line of a process, () where it has none (kernel thread, zombie, gone)."""
     try:
@@ -103,6 +112,8 @@ def process(pid: int, main_pid: int, log: tuple | None, detailed: bool, clean=st
     fields = read_stat(pid)
     if fields is None:
         return None
+    if pid == main_pid and dumping_core(pid):
+        fields["state"] = "X"  # it has ended, although it may take seconds to write the core
     details = {}
     if detailed and fields["state"] not in "ZX":
         where, has_log = outputs(pid, log)
