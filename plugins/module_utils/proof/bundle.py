@@ -22,6 +22,7 @@ import zipfile
 
 # All of the package, so that importing this module is enough to have all of it in an Ansible module's payload.
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
+    adhoc,
     cli,
     decide,
     facts,
@@ -48,7 +49,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources i
 )
 
 MODULES = (
-    cli, decide, facts, launcher, ledger, redact, render, scan, session, setup_codes, spec, table, view, watch,
+    adhoc, cli, decide, facts, launcher, ledger, redact, render, scan, session, setup_codes, spec, table, view, watch,
     cgroup, events, gpu, logfile, objects, process, systemd,
     sys.modules[__name__],
 )  # fmt: skip

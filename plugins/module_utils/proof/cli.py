@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, render, session
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import adhoc, ledger, render, session
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.decide import decide
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Baseline, Facts, Verdict, known
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
@@ -42,7 +42,7 @@ def drive(request: dict, paths: ledger.Paths, quiet: bool) -> dict:
         news = session.follow(armed["session"], offset, LINE_EVERY, paths)
         offset, document = news["offset"], news["verdict"]
         rows.update((event["unit"], event["row"]) for event in news["events"] if event["event"] == "verdict")
-        line = session.live_line(armed["session"][:8], rows, news["status"])
+        line = session.live_line(request["host"], rows, news["status"])
         if not quiet and document is None and line != last:
             print(line, file=sys.stderr, flush=True)
             last = line
@@ -97,6 +97,38 @@ def prove(options: argparse.Namespace, paths: ledger.Paths) -> int:
         for job in parameters["jobs"]:
             job["proof"] = proof
     return report(drive(session.make_request(parameters, paths), paths, options.quiet), options)
+
+
+def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
+    """The drop-in for a remote one-liner: unit, own log, live line, named verdict, exit code."""
+    command = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not command:
+        raise adhoc.AdhocError("there is no command: write it after --")
+    proof = {}
+    if options.proof:
+        with open(options.proof, encoding="utf-8") as handle:
+            proof = json.load(handle)
+    if options.progress:
+        proof["progress"] = {"pattern": options.progress}
+    if options.done:
+        proof["done"] = {"pattern": options.done}
+    if options.required:
+        proof["log"] = dict(proof.get("log") or {}, required=options.required)
+    validate(proof)
+    environ = adhoc.environment(options.env, options.gpu, dict(os.environ))
+    directory = os.path.abspath(options.directory)
+    program = "%s -IS %s" % (sys.executable, os.path.realpath(sys.argv[0]))
+    unit = adhoc.deliver(options.name, command, environ, options.user, directory, proof, program, paths)
+    answer = systemd.systemctl("daemon-reload")
+    if answer.returncode != 0:
+        raise session.SessionError("systemctl daemon-reload: %s" % answer.stderr.strip())
+    parameters = {"state": "restarted", "jobs": [{"unit": unit}], "timeout": options.timeout}
+    document = drive(session.make_request(parameters, paths), paths, options.quiet)
+    status = report(document, options)
+    run_id = document["jobs"][0]["run_id"]
+    if run_id and not options.json and not options.junit:
+        print("log: %s/log" % paths.run(unit, run_id))
+    return status
 
 
 def unexpanded(output: str) -> tuple:
@@ -176,6 +208,21 @@ def parser() -> argparse.ArgumentParser:
     why.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
     why.add_argument("--timeout", type=float, default=5.0, metavar="S", help="how long to look (default: 5)")
     why.set_defaults(function=diagnose)
+    new = commands.add_parser(
+        "run", parents=[out], help="run a command as a unit of its own and prove it; a run of the same name is stopped first, its log is kept"
+    )
+    new.add_argument("--name", required=True, help="name of the unit")
+    new.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    new.add_argument("--gpu", action="append", default=[], metavar="UUID|INDEX", help="sets CUDA_VISIBLE_DEVICES")
+    new.add_argument("--user", default="root")
+    new.add_argument("--directory", default=".", help="working directory (default: this one)")
+    new.add_argument("--required", action="append", default=[], metavar="REGEX", help="a line that must come")
+    new.add_argument("--progress", metavar="REGEX", help=r"progress with a named group, e.g. 'step=(?P<step>\d+)'")
+    new.add_argument("--done", metavar="REGEX", help="line that says that the work is complete, for a command that ends")
+    new.add_argument("--proof", metavar="FILE", help="proof spec as JSON")
+    new.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof; the command itself goes on")
+    new.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND")
+    new.set_defaults(function=run)
     return top
 
 
@@ -187,6 +234,6 @@ def main(argv: list) -> int:
     options = parser().parse_args(argv)
     try:
         return options.function(options, ledger.Paths())
-    except (session.SessionError, SpecError, OSError, ValueError) as error:
+    except (session.SessionError, adhoc.AdhocError, SpecError, OSError, ValueError) as error:
         print("launchproof: %s" % error, file=sys.stderr)
         return BLIND
