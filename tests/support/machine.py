@@ -81,7 +81,7 @@ class Machine:
 
     def _script(self):
         disk = self.folder / "disk"
-        lines = ["mount -t proc proc /proc", "mount --bind /proc/sys /proc/sys"]
+        lines = ["mount -t proc proc /proc"]
         # /etc as this machine's, with changes of its own; the rest empty.
         (disk / "etc/upper").mkdir(parents=True, exist_ok=True)
         (disk / "etc/work").mkdir(exist_ok=True)
@@ -96,13 +96,16 @@ class Machine:
             path.mkdir(parents=True, exist_ok=True)
             lines.append(f"mount --bind {own} {path}")
         lines.append("mount -t tmpfs tmpfs /run")
+        # sysfs shows the network of whoever mounted it; control groups mounted anew begin at the machine's own.
+        lines.append("mount -t sysfs sysfs /sys")
+        if CGROUPS not in self._tops():
+            lines.append(f"mount -t tmpfs -o mode=755 tmpfs {CGROUPS}")
         for top in self._tops():
             if (top / "cgroup.controllers").exists():
                 mount = "-t cgroup2 cgroup2"
             else:
                 mount = f"-t cgroup -o {'none,name=systemd' if top.name == 'systemd' else top.name} cgroup"
-            # Mounted anew, the top is the machine's own group: its namespace's root.
-            lines.append(f"umount {top}; mount {mount} {top}")
+            lines.append(f"mkdir -p {top}; mount {mount} {top}")
         lines += [
             "echo 0 >/proc/sys/net/ipv4/ip_forward",
             "ip link set lo up",

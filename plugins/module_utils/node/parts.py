@@ -637,7 +637,7 @@ class Daemon:
 
     def up(self):
         """Start it (again) and wait until it answers."""
-        self.down()
+        self.end()
         self.check()
         log = self.node.logs / f"{self.name}.log"
         record = {"identity": self.identity()}
@@ -647,6 +647,7 @@ class Daemon:
             os.chdir("/")
             record.update(pid=os.getpid(), start=_start_ticks(os.getpid()))
             self.file.write_text(json.dumps(record))
+            self.enter()
 
         environment = {"PATH": SYSTEM_PATH, "LANG": "C.UTF-8", **self.variables()}
         with open(log, "a") as out:
@@ -660,17 +661,19 @@ class Daemon:
                 raise NodeError(f"{self.name} {state}, see {log}:\n{tail}")
             time.sleep(0.02)
 
-    def down(self):
-        """End it and its children, by process id."""
+    def enter(self):
+        """Called in the new process before it becomes the daemon."""
+
+    def end(self):
+        """End the process, by its id."""
         pid = self.pid()
         if pid:
-            for child in self._children(pid):
-                _end(child)
             _end(pid)
         self.file.unlink(missing_ok=True)
 
-    def _children(self, _pid):
-        return []
+    def down(self):
+        """End it and what it leaves behind."""
+        self.end()
 
 
 def _start_ticks(pid):
@@ -728,13 +731,27 @@ class Sshd(Daemon):
         except OSError:
             return False
 
-    def _children(self, pid):
-        # Sessions outlive the listener otherwise, and with them what they listen on.
-        text = Path(f"/proc/{pid}/task/{pid}/children")
-        try:
-            return [int(child) for child in text.read_text().split()]
-        except OSError:
-            return []
+    @staticmethod
+    def _group():
+        # Version 2 of control groups, alone or beside version 1 (systemd's "unified" and "hybrid" layouts).
+        tops = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+        return next((top / "launchproof-node" for top in tops if (top / "cgroup.procs").exists()), None)
+
+    def enter(self):
+        """Into a control group: sessions outlive the listener, rename themselves and leave its session id."""
+        group = self._group()
+        if group:
+            group.mkdir(exist_ok=True)
+            (group / "cgroup.procs").write_text("0")
+
+    def down(self):
+        """End the listener, and the sessions with what they started."""
+        super().down()
+        group = self._group()
+        if group and group.exists():
+            for pid in (group / "cgroup.procs").read_text().split():
+                _end(int(pid))
+            group.rmdir()
 
 
 class Api(Daemon):
