@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Verdict, Wait
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view import number
 
 Row = Mapping[str, Any]
 
@@ -113,23 +114,20 @@ def _evidence_words(evidence: Mapping[str, Any]) -> str:
             parts.append("systemd gave up")
         evidence = {**cause, **{key: value for key, value in evidence.items() if key != "cause"}}
     if isinstance(evidence.get("exit"), Mapping):
-        parts.append(f"{evidence['exit'].get('how')} after {evidence['exit'].get('lived_s', 0):.1f} s")
+        lived = evidence["exit"].get("lived_s")
+        parts.append(f"{evidence['exit'].get('how')}" + ("" if lived is None else f" after {lived:.1f} s"))
     if isinstance(evidence.get("progress"), Mapping):
         progress = evidence["progress"]
-        parts.append(f"progress {_number(progress.get('first'))} → {_number(progress.get('last'))}")
+        parts.append(f"progress {number(progress.get('first'))} → {number(progress.get('last'))}")
     if isinstance(evidence.get("match"), Mapping):
         parts.append(f"its log says {evidence['match'].get('line', '').strip()!r}")
     log = evidence.get("log")
-    if isinstance(log, Mapping):
-        if log.get("tail") and "match" not in evidence:
+    if isinstance(log, Mapping) and "match" not in evidence:
+        if log.get("tail"):
             parts.append(f"last line {log['tail'][-1].strip()!r}")
         elif log.get("new_bytes") is not None:
             parts.append(f"{log['new_bytes']} bytes in {log.get('path')}")
     return ", ".join(parts)
-
-
-def _number(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) and abs(value) < 1e15 else str(value)
 
 
 def waiting(wait: Wait, now: float, line: str = "") -> str:

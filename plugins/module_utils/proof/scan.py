@@ -13,6 +13,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from functools import lru_cache
+from math import isfinite
 from statistics import median
 from typing import Any, Callable
 
@@ -189,9 +190,11 @@ class ProgressReader:
         if raw is None or isinstance(raw, (bool, dict, list)):
             return None
         try:
-            return float(raw)
+            value = float(raw)
         except (ValueError, OverflowError):
             return raw
+        # NaN differs from itself and would seem to advance for ever.
+        return value if isfinite(value) else str(raw)
 
     def _field(self, text: str) -> Any:
         start = text.find("{")

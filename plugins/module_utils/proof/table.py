@@ -30,6 +30,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view impo
     View,
     how,
     match_data,
+    number,
     process_data,
     signal_name,
 )
@@ -205,11 +206,13 @@ def condition_skipped(v: View) -> Finding | None:
         by = "journal"
     if not by:
         return None
-    name = state.failed_condition or (journal[-1] if journal else "") or "a Condition or Assert of the unit"
-    evidence = {**v.unit_evidence(), "condition": name, "by": by, "journal": journal[-3:]}
-    return Finding(
-        "condition_skipped", NOW, f"systemd skipped {v.unit} because of {name}: make it true, or remove it", evidence
+    name = (
+        "ExecCondition="
+        if skipped_by_command
+        else state.failed_condition or (journal[-1] if journal else "") or "a Condition or Assert of the unit"
     )
+    evidence = {**v.unit_evidence(), "condition": name, "by": by, "journal": journal[-3:]}
+    return Finding("condition_skipped", NOW, f"make {name} true for {v.unit}, or remove it", evidence)
 
 
 def launcher_failed(v: View) -> Finding | None:
@@ -346,7 +349,7 @@ def setup_failed(v: View) -> Finding | None:
     return Finding(
         "setup_failed",
         v.death,
-        f"systemd could not set up {v.unit} ({step}, {v.exit.status}): {text}",
+        f"{text}; then restart {v.unit} (systemd ended it with {v.exit.status}, {step})",
         {"step": step, "number": v.exit.status, "journal": journal[-3:], **v.exit_evidence()},
     )
 
@@ -370,7 +373,8 @@ def log_unwritable(v: View) -> Finding | None:
     if not stdout_failed and not v.mute:
         return None
     place = known(v.facts.log_place)
-    user, mount = place.user or "the job's user", place.mount or place.path
+    # The mount point comes with its type and options.
+    user, mount = place.user or "the job's user", (place.mount or place.path).split(" ")[0]
     remedy = f"{place.path} cannot be written ({error}): " + _UNWRITABLE[error].format(
         path=place.path, user=user, mount=mount
     )
@@ -551,7 +555,8 @@ def restarted_in_window(v: View) -> Finding | None:
     evidence = {
         "restarts": 1,
         "previous_exit": before,
-        "cause": {"code": cause.code, **cause.evidence} if cause else None,
+        # The log is the new run's by now.
+        "cause": {"code": cause.code, **{k: e for k, e in cause.evidence.items() if k != "log"}} if cause else None,
         **v.unit_evidence(),
     }
     # Until it is stable, the second death may come: then it is a crash loop.
@@ -593,7 +598,10 @@ def count_mismatch(v: View) -> Finding | None:
             {"declared": list(declared), "found": list(found), "missing": gone},
         )
     if v.spec.log.count > 1 and v.alive and v.log is not None and len(v.log.files) != v.spec.log.count:
-        remedy = f"{len(v.log.files)} of {v.spec.log.count} logs of {v.unit} at {v.path}: see which shard is missing"
+        found = ", ".join(v.log.files[:8]) or "none"
+        remedy = (
+            f"see which shard of {v.unit} writes none of its {v.spec.log.count} logs at {v.path}; there are {found}"
+        )
         evidence = {"declared": v.spec.log.count, "found": list(v.log.files)}
         return Finding("count_mismatch", v.first_log_deadline, remedy, evidence)
     return None
@@ -717,7 +725,7 @@ def stalled(v: View) -> Finding | None:
         "gpu_idle": "the GPUs idle: look at the data loader and its storage",
         "": f"it {'uses CPU' if v.busy else 'does nothing'}: see where it hangs (py-spy dump)",
     }
-    remedy = f"{v.unit} has stood at {v.progress.last} for more than {v.stall_after:g} s: {fixes[detail]}"
+    remedy = f"{v.unit} has stood at {number(v.progress.last)} for more than {v.stall_after:g} s: {fixes[detail]}"
     evidence = {
         "detail": detail,
         "stall_after_s": v.stall_after,

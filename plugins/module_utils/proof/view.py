@@ -42,6 +42,8 @@ TERM_GRACE = 0.5
 WRAPPER_LINES = 5
 # The same where the exit status says failure too: launchers of many ranks print a summary.
 SUMMARY_LINES = 200
+# Bytes read and written in a window that are more than the start of a program takes.
+BUSY_IO = 1024 * 1024
 
 
 class View:
@@ -169,9 +171,13 @@ class View:
         if self.looping or self._dead:
             return self.exit.at
         failed = self.exit.code != EXITED or self.exit.status != 0
-        will_restart = self.auto_restart or (
-            self.state.active_state == "deactivating"
-            and (self.state.restart == "always" or (failed and self.state.restart not in ("no", "on-success")))
+        will_restart = (
+            self.auto_restart
+            or (self.state.active_state == "activating" and self.restarts > 0)  # its next round is in ExecStartPre=
+            or (
+                self.state.active_state == "deactivating"
+                and (self.state.restart == "always" or (failed and self.state.restart not in ("no", "on-success")))
+            )
         )
         if will_restart and self.state.restart_sec <= RESTART_SOON:
             return self.exit.at + self.state.restart_sec + RESTART_GRACE
@@ -433,10 +439,12 @@ class View:
                 "status": self.exit.status,
                 "pid": self.exit.pid,
                 "source": self.exit.source,
-                "lived_s": round(max(0.0, self.exit.at - self.began), 3),
             },
             "result": self.result,
         }
+        # When a run before this one began is not known any more.
+        if self.exit.invocation_id in ("", self.facts.run_id):
+            data["exit"]["lived_s"] = round(max(0.0, self.exit.at - self.began), 3)
         if self.signal:
             data["exit"]["signal"] = signal_name(self.signal)
         return data
@@ -475,11 +483,11 @@ class View:
 
     @property
     def busy(self) -> bool:
-        """Whether CPU or I/O advanced in the last window by more than a sleeping interpreter's due."""
+        """Whether CPU or I/O advanced in the last window by more than starting and sleeping take."""
         activity = known(self.facts.activity)
-        return activity is not None and (
-            activity.cpu > 0.02 * max(activity.window, 0.1) or (known(activity.io) or 0) > 0
-        )
+        if activity is None:
+            return False
+        return activity.cpu > 0.05 * max(activity.window, 0.1) or (known(activity.io) or 0) > BUSY_IO
 
     @property
     def command(self) -> str:
@@ -493,6 +501,13 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return ""
+
+
+def number(value: float | str | None) -> str:
+    """Return a progress value as the job wrote it."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+    return str(value)
 
 
 def how(exit_: Exit) -> str:

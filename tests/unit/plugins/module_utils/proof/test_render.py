@@ -47,9 +47,11 @@ def test_sentence_says_what_by_which_evidence_and_what_to_do() -> None:
     assert sentence(failed) == "t.service failed [exited_nonzero]: exit status 3 after 0.4 s, last line 'no data'. Remedy: read /log."
     loop = row(verdict("crash_loop", restarts=2, gave_up=True, cause={"code": "setup_failed", "exit": {"how": "exit status 203"}}))
     assert sentence(loop).startswith(
-        "t.service crashes again and again [crash_loop]: cause setup_failed, restarts 2, systemd gave up, exit status 203 after"
+        "t.service crashes again and again [crash_loop]: cause setup_failed, restarts 2, systemd gave up, exit status 203. "
     )
     assert sentence(row(verdict("silent", detail="buffered"))).startswith("t.service has written nothing (buffered) [silent].")
+    large = row(verdict("stalled", progress={"first": "warm-up", "last": 1234567.0}))
+    assert "progress warm-up → 1234567." in sentence(large)
     good = row(verdict("ok_progressing", True, progress={"first": 1.0, "last": 12.0}))
     assert sentence(good) == "t.service is started and progressing [ok_progressing]: progress 1 → 12."
 

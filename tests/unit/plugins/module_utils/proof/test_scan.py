@@ -110,6 +110,8 @@ def test_a_progress_bar_ends_its_lines_with_carriage_returns() -> None:
         ('INFO {"step": 1}\nnot json {\n{"loss": 2}\n[1]\n', 0, 1),
         ('{"step": "warm-up"}\n{"step": "train"}\n', 1, "train"),
         ('{"step": true}\n{"step": null}\n{"step": 7}\n', 0, 7),
+        ('{"step": NaN}\n{"step": NaN}\n', 0, "nan"),
+        ('{"step": 1e999}\n{"step": 5}\n', 1, 5),
         ('{"step": 90}\n{"step": 40}\n', 1, 40),
     ],
 )
