@@ -225,24 +225,36 @@ def lock_holder(paths: ledger.Paths, unit: str) -> str | None:
         return None
 
 
-def take_lock(path: str, text: str, timeout: float) -> int | None:
-    """Lock the file I(path) and write I(text) into it; None when somebody else holds it for longer than I(timeout) s."""
-    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _flock(descriptor: int, timeout: float) -> bool:
+    """Lock an open file, waiting at most I(timeout) s. Return whether it is locked."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
 
     def give_up(_signal, _frame):
         raise TimeoutError
 
     previous = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, max(timeout, 0.001))
     try:
+        signal.setitimer(signal.ITIMER_REAL, timeout)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-    except TimeoutError:
-        os.close(descriptor)
-        return None
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except TimeoutError:  # also when it comes between the lock and the end of the timer: whoever closes the file lets go
+        return False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+    return True
+
+
+def take_lock(path: str, text: str, timeout: float) -> int | None:
+    """Lock the file I(path) and write I(text) into it; None when somebody else holds it for longer than I(timeout) s."""
+    os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+
+    if not _flock(descriptor, timeout):
+        os.close(descriptor)
+        return None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, text.encode(), 0)
     return descriptor
@@ -606,6 +618,8 @@ class Prover:
         self.watch.show(self.units)
         if saved is None:
             self._stop()
+            if self._released:
+                return self._finish()
             self._take_baselines()
             self.watch.count_instances()
             self._start()
@@ -664,11 +678,11 @@ class Prover:
             for item in stopping:
                 self.emit("stopping", item.unit)
             child = self._command("stop", "--", *[item.unit for item in stopping])
-            while child.returncode is None:
+            while child.returncode is None and not self._released:
                 self.loop.step(1.0)
             self.watch.show(stopping)
         starting = self._actions("start", "restart")
-        if starting:
+        if starting and not self._released:
             # Else the start limit, which counts the starts before as well, refuses this one. Units that are not loaded have no
             # such count, and systemctl says so.
             systemd.systemctl("reset-failed", "--", *[item.unit for item in starting])
@@ -796,7 +810,9 @@ class Prover:
             self.starter.kill()  # only the asker ends; the start job goes on
             self.starter.wait()
         host = self.request.get("host") or socket.gethostname()
-        rows = [self.rows.get(item.unit) or undecided_row(item.unit, self._status, host, self.session) for item in self.units]
+        release = ledger.read_json(os.path.join(self.folder, "release")) or {}
+        heir = release.get("by", self.session)
+        rows = [self.rows.get(item.unit) or undecided_row(item.unit, self._status, host, heir) for item in self.units]
         document = {
             "schema": 1,
             "session": self.session,
