@@ -214,6 +214,17 @@ class Run:
         api = pve_api.connect(self.params)
         root = pve_api.connect_root(self.params)
         self.life = Lifecycle(api, root, self.params["node"], self.container["vmid"], self.params["shutdown_timeout"])
+        try:
+            self._once()
+        except pve_api.ApiError as error:
+            # Somebody changed the container between the look at it and the step, a run whose controller died for
+            # instance. What is there now is looked at once more; a second time would be a quarrel.
+            if error.kind not in ("conflict", "exists", "already"):
+                raise
+            self.steps = list(self.life.done)
+            self._once()
+
+    def _once(self) -> None:
         before = self.life.peek() if self.module.check_mode else self.life.read()
         self.fail(plan.ownership(self.container, before))
         if self.state == "absent":

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
@@ -40,37 +43,43 @@ def inside(command: str) -> str:
 
 
 def test_from_nothing_to_a_started_init_and_then_left_alone(client, container):
-    begun = len(pve.access_log())
+    log = pve.AccessLog(VMID)
     predicted = client.ensure(container, "--check")
     assert predicted["changed"] is True
-    assert pve.changes(pve.access_log()[begun:]) == []
+    assert log.changes() == []
     done = client.ensure(container)
     assert done["steps"] == predicted["steps"]
     address = container["networks"][0]["ip"].partition("/")[0]
     assert done["addresses"]["eth0"] == [address]
     assert address in inside("ip -o -4 addr show dev eth0")
     assert inside("systemctl is-system-running || true").strip() in ("running", "degraded")
-    before, pid, begun = pve.configuration(VMID), inside("stat -c %Y /proc/1"), len(pve.access_log())
+    before, born, log = pve.configuration(VMID), inside("stat -c %Y /proc/1"), pve.AccessLog(VMID)
     again = client.ensure(container)
     assert again["changed"] is False
-    assert len(pve.access_log()[begun:]) <= 3
-    assert (pve.configuration(VMID), inside("stat -c %Y /proc/1")) == (before, pid)
+    assert 0 < len(log.lines()) == len(again["api_calls"]) <= 3
+    assert (pve.configuration(VMID), inside("stat -c %Y /proc/1")) == (before, born)
 
 
-def test_a_device_and_a_bind_mount_reach_a_running_container_by_one_restart(client, container, tmp_path):
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared" / "mark").write_text("seen")
-    tmp_path.chmod(0o755)
+@pytest.fixture
+def shared():
+    """A folder that root of an unprivileged container can reach: pytest's own folders are closed to others."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        Path(name).chmod(0o755)
+        (Path(name) / "mark").write_text("seen")
+        yield name
+
+
+def test_a_device_and_a_bind_mount_reach_a_running_container_by_one_restart(client, container, shared):
     client.ensure(container)
     wanted = {
         **container,
         "devices": [{"path": "/dev/full", "mode": "0666"}],
-        "mounts": [{"source": str(tmp_path / "shared"), "target": "/srv/shared", "read_only": True}],
+        "mounts": [{"source": shared, "target": "/srv/shared", "read_only": True}],
     }
     done = client.ensure(wanted)
     assert done["steps"] == ["config as root@pam: dev0, mp0", "reboot"]
     assert done["pending"] == []
-    assert inside("cat /srv/shared/mark; stat -c %a,%t,%T /dev/full").split() == ["seen", "666,1,7"]
+    assert inside("cat /srv/shared/mark; echo; stat -c %a,%t,%T /dev/full").split() == ["seen", "666,1,7"]
     assert client.ensure(wanted)["changed"] is False
     gone = client.ensure({**container, "devices": [], "mounts": []})
     assert gone["changed"] is True
@@ -84,14 +93,14 @@ def test_a_container_that_is_not_ours_keeps_its_configuration_to_the_byte(client
     subprocess.run(
         ["pvesh", "set", path, "-tags", "prod", "-hostname", "precious"], check=True, stdin=subprocess.DEVNULL
     )
-    before, begun = pve.configuration(VMID), len(pve.access_log())
+    before, log = pve.configuration(VMID), pve.AccessLog(VMID)
     try:
         for arguments in ({}, {"tasks_from": "preflight"}, {"tasks_from": "absent"}, {"container_state": "stopped"}):
             refused = client.role(container, **arguments)
             assert refused.returncode != 0
             assert "launchproof_container.vmid is 961" in refused.stdout
             assert "precious" in refused.stdout
-        assert pve.changes(pve.access_log()[begun:]) == []
+        assert log.changes() == []
         assert pve.configuration(VMID) == before
     finally:
         subprocess.run(["pvesh", "set", path, "-tags", "launchproof"], check=True, stdin=subprocess.DEVNULL)
@@ -112,22 +121,37 @@ def test_a_container_that_is_not_ours_keeps_its_configuration_to_the_byte(client
     ],
 )
 def test_bad_input_stops_in_preflight_and_nothing_is_sent(client, options, extra, words):
-    begun = len(pve.access_log())
+    log = pve.AccessLog(VMID + 1)
     refused = client.role(pve.declared(VMID + 1, **options), tasks_from="preflight", **extra)
     assert refused.returncode != 0
     assert f"{words} is " in refused.stdout
-    assert pve.changes(pve.access_log()[begun:]) == []
+    assert log.changes() == []
 
 
-def test_an_interrupted_creation_is_taken_up_by_the_next_run(client, container):
-    begun = len(pve.access_log())
+def kill_with_children(pid: int) -> None:
+    """As a machine's power cut would: Ansible's workers have sessions of their own and outlive their parent otherwise."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    doomed = {pid}
+    while more := {child for child, parent in parents.items() if parent in doomed} - doomed:
+        doomed |= more
+    for one in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kill", [kill_with_children, lambda pid: os.kill(pid, signal.SIGKILL)], ids=["all", "parent"])
+def test_an_interrupted_creation_is_taken_up_by_the_next_run(client, container, kill):
+    log = pve.AccessLog(VMID)
     process = client.begin(container)
     deadline = time.monotonic() + 60
-    while not any(line.startswith("POST") for line in pve.access_log()[begun:]):
+    while not log.changes():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    kill(process.pid)
+    process.wait()
     assert client.ensure(container)["status"] == "running"
     assert client.ensure(container)["changed"] is False

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -136,13 +137,19 @@ class Client:
         return json.loads((self.folder / "result.json").read_text())
 
 
-def access_log() -> list[str]:
-    """The API's log: ``METHOD /path status`` lines."""
-    return [line.split(" ", 1)[1] for line in (NODE / "log/access.log").read_text().splitlines()]
+class AccessLog:
+    """What the API's log says from now on of one container, as ``METHOD /path status``; the node may serve others too."""
 
+    def __init__(self, vmid: int):
+        self._path, self._mine = NODE / "log/access.log", re.compile(rf"/lxc/{vmid}(/| |$)|^POST \S+/lxc ")
+        self._offset = self._path.stat().st_size
 
-def changes(lines: list[str]) -> list[str]:
-    return [line for line in lines if not line.startswith("GET ")]
+    def lines(self) -> list[str]:
+        text = self._path.read_bytes()[self._offset :].decode()
+        return [line for line in (line.split(" ", 1)[1] for line in text.splitlines()) if self._mine.search(line)]
+
+    def changes(self) -> list[str]:
+        return [line for line in self.lines() if not line.startswith("GET ")]
 
 
 def configuration(vmid: int) -> bytes:

@@ -47,6 +47,7 @@ _KINDS = (
     ("node_unreachable", r"hostname lookup '.*' failed|No route to host|proxy handshake"),
     ("conflict", r"detected modified configuration"),
     ("exists", r"already exists"),
+    ("already", r"already running|not running|is already at specified size"),
     ("storage_full", r"No space left|out of space|not enough (free )?space"),
 )
 
@@ -55,8 +56,8 @@ class ApiError(Exception):
     """A call that failed.
 
     ``kind`` is one word: unreachable, dropped, tls, no_ca, no_credentials, timeout, not_proxmox, unauthorized,
-    forbidden, bad_request, absent, locked, no_quorum, node_unreachable, conflict, exists, storage_full, task_failed,
-    task_timeout, refused.
+    forbidden, bad_request, absent, locked, no_quorum, node_unreachable, conflict, exists, already, storage_full,
+    task_failed, task_timeout, refused.
     ``status`` is the HTTP status, or None where none came back.
     """
 
@@ -193,7 +194,7 @@ class Api:
             self.warnings += [line for line in tail if "WARN" in line.upper()] or [f"{what}: {result}"]
             return
         raise ApiError(
-            "task_failed",
+            "already" if classify(500, result) == "already" else "task_failed",
             f"{what} failed: {result or 'it ended without a result'}" + ("\n" + "\n".join(tail) if tail else ""),
         )
 

@@ -259,6 +259,19 @@ def test_a_locked_container_is_waited_for(run, node):
     assert ensure(run, {"memory": 2048}, lock_timeout=5)["changed"] is True
 
 
+def test_a_change_in_between_is_looked_at_once_more(run, node):
+    ensure(run)
+    node.fail(
+        "PUT", "/config", 500, "detected modified configuration - file changed by other user? Try again.", times=1
+    )
+    assert ensure(run, {"memory": 2048})["changed"] is True
+    assert node.ct(901).config["memory"] == 2048
+    node.fail(
+        "PUT", "/config", 500, "detected modified configuration - file changed by other user? Try again.", times=2
+    )
+    assert "detected modified configuration" in ensure(run, {"memory": 1024})["msg"]
+
+
 def check(run, container=None, **options):
     return run(pve_preflight, {**DECLARED, **(container or {})}, **options)
 
