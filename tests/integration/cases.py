@@ -68,6 +68,7 @@ class Case:
     program: str = steps()  # text of the file ExecStart runs; "" makes no file
     unit: str = ""  # more lines for [Unit]
     service: str = ""  # more lines for [Service]; a later line wins
+    env: dict[str, str] = field(default_factory=dict)
     exec_start: str = "/opt/cases/{name}/run"
     unit_text: str | None = None  # the whole unit file instead; "" makes none
     style: str = "job"
@@ -133,6 +134,8 @@ U
 systemctl daemon-reload""",
          fact='systemctl is-failed case-dependency.service && [ "$(prop Result)" = success ] && ! [ -s $LOG ]',
          evidence=("case-dependency.service",)),
+    Case("pre-command-fails", "start_refused", "ExecStartPre= fails", service="ExecStartPre=/bin/false",
+         fact='prop ExecStartPre | grep -q "path=/bin/false.*status=1 " && ! [ -s $LOG ]', evidence=("/bin/false",)),
     Case("condition-path", "condition_skipped", "ConditionPathExists= of a path that is not there",
          unit="ConditionPathExists=/etc/case/go", fact='! systemctl is-active $UNIT && ! [ -s $LOG ]'),
     Case("assert-path", "condition_skipped", "AssertPathExists= of a path that is not there",
@@ -225,6 +228,15 @@ while True:
          before="mkdir -p /mnt/$NAME; mount -t tmpfs -o nr_inodes=2 none /mnt/$NAME; touch /mnt/$NAME/last",
          log="/mnt/log-no-inodes/out.log",
          fact='[ "$(prop ExecMainStatus)" = 209 ]', after="umount -l /mnt/$NAME"),
+    Case("log-not-ours", "log_unwritable", "the job's user may not write the log that it opens itself",
+         python("""
+import logging, os, time
+try:
+    logging.basicConfig(filename=os.environ["LOG"])
+except PermissionError:
+    os._exit(1)"""),
+         service="User=nobody", before="install -d -m 700 /var/log/cases/private", log="/var/log/cases/private/app.log",
+         fact='[ "$(prop ExecMainStatus)" = 1 ] && ! [ -e $LOG ]', evidence=("nobody", "/var/log/cases/private")),
     # --- memory ----------------------------------------------------------------------------------------------------
     Case("oom", "oom_killed", "the main process goes over MemoryMax=",
          python('print("loading")\nx = bytearray(200 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1', "-u"),
@@ -388,6 +400,13 @@ mkdir -p $group; prop MainPID > $group/cgroup.procs; echo FROZEN > $group/freeze
     Case("no-objects", "uploads_stalled", "steps go on, the output folder does not grow", before="mkdir -p $DIR/out",
          proof={"progress": STEP, "objects": {"path": "/opt/cases/no-objects/out", "within": 3, "min_new": 1}},
          fact='systemctl is-active $UNIT && [ -z "$(ls $DIR/out)" ]'),
+    Case("no-gpu", "gpu_not_engaged", "the job declares a GPU, and there is none",
+         env={"CUDA_VISIBLE_DEVICES": "0"}, proof={"progress": STEP, "gpu": {"within": 3}},
+         fact="systemctl is-active $UNIT && ! ls /dev/nvidia0"),
+    Case("no-bucket", "observer_blind", "objects in a bucket are required, and nobody answers at its address",
+         env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
+         proof={"progress": STEP, "objects": {"uri": "s3://bucket/prefix", "within": 4}},
+         fact="systemctl is-active $UNIT", evidence=("s3://bucket/prefix",)),
     Case("time-up", "inconclusive", "the time is up before the first step may be judged",
          bash("echo loading; exec sleep 600"), proof={"progress": STEP, "deadlines": {"first_progress": 600}},
          timeout=4, fact="systemctl is-active $UNIT"),

@@ -64,7 +64,7 @@ def unit_text(case: Case) -> str:
         "[Service]", "Type=exec", f"ExecStart={case.exec_start.format(name=case.name)}",
         "Environment=PYTHONUNBUFFERED=1", style.format(out=out).strip(), case.service,
     ]  # fmt: skip
-    for name, value in environment(case).items():
+    for name, value in {**environment(case), **case.env}.items():
         lines.insert(-1, f"Environment={name}={value}")
     return "\n".join(line for line in lines if line) + "\n"
 
@@ -96,7 +96,7 @@ def job_file(case: Case) -> dict:
         "job": case.unit_name.removesuffix(".service"),
         "digest": "0" * 64,
         "argv": [case.exec_start.format(name=case.name)],
-        "env": {},
+        "env": case.env,
         "user": "root",
         "runs": f"{RUNS}/{case.unit_name}",
         "log": log_path(case),

@@ -138,6 +138,17 @@ def test_ssh_that_could_not_connect_is_not_taken_for_a_launcher_that_killed_itse
     assert json.loads(named.stdout)["code"] == "launcher_not_delivered", named.stdout + named.stderr
 
 
+def test_a_check_by_pattern_that_finds_only_itself_is_told_so(host):
+    """Incident A's second check: the only match of pgrep -f was the shell that ran pgrep."""
+    done = host.container.run(
+        "bash", "-c", "launchproof diagnose --json --pattern train_dflash_pipeline.py; exit $?", check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["code"] == "wrong_process"
+    assert "bash -c" in json.dumps(verdict["evidence"])
+
+
 def job(name: str, command: list[str], **more) -> dict:
     """A job of the incidents as the project declares it."""
     return {

@@ -21,10 +21,8 @@ from tests.support.container import REPO, Container
 pytestmark = pytest.mark.container
 # Codes of the table that no case here induces, and where they are induced instead.
 ELSEWHERE = {
-    "observer_blind": "table tests: root in a container can read all there is",
-    "wrong_process": "diagnose of a foreign machine, by pattern",
+    "wrong_process": "diagnose of a foreign machine, by pattern: test_incidents.py",
     "glob_unexpanded": "diagnose of a foreign machine, by pattern",
-    "gpu_not_engaged": "needs a GPU",
 }
 
 
