@@ -166,7 +166,9 @@ def start_refused(v: View) -> Finding | None:
         )
     if v.exit is not None and never_ran and v.result in ("exit-code", "signal", "core-dump", "protocol"):
         journal = known(v.facts.journal) or ()
-        remedy = f"an ExecStartPre= command of {v.unit} failed, so its main process was never started: run that command by hand"
+        what = f"ExecStartPre={v.state.failed_command}" if v.state.failed_command else "an ExecStartPre= command"
+        evidence["failed_command"] = v.state.failed_command
+        remedy = f"run it by hand: {what} failed, so the main process of {v.unit} was never started"
         return Finding("start_refused", v.death, remedy, {**evidence, "journal": list(journal[-5:])})
     if touched and never_ran and v.restarts == 0 and not v.new_run and v.state.result == "start-limit-hit":
         remedy = f"earlier runs of {v.unit} used up its start limit: run systemctl reset-failed {v.unit}"
@@ -207,7 +209,7 @@ def condition_skipped(v: View) -> Finding | None:
     if not by:
         return None
     name = (
-        "ExecCondition="
+        f"ExecCondition={state.failed_command}"
         if skipped_by_command
         else state.failed_condition or (journal[-1] if journal else "") or "a Condition or Assert of the unit"
     )

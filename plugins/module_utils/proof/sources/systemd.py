@@ -118,6 +118,7 @@ def unit_state(properties: dict, offset: float) -> UnitState:
         watchdog=seconds(properties.get("WatchdogUSec", "")) or None,
         memory_max=int(memory) if memory.isdigit() and int(memory) < 2**63 else None,
         missing_files=missing_files(properties) if properties.get("Result") == "resources" else (),
+        failed_command=failed_command(properties),
         fragment_path=properties.get("FragmentPath", ""),
     )
 
@@ -193,9 +194,19 @@ def command(properties: dict) -> tuple:
 
 def failed_command_status(properties: dict) -> int:
     """Exit status of the ExecStartPre= or ExecCondition= command that failed last, 0 when none did."""
-    text = properties.get("ExecStartPre", "") + properties.get("ExecCondition", "")
-    found = [int(number) for number in re.findall(r"code=exited ; status=(\d+)", text)]
-    return next((number for number in reversed(found) if number), 0)
+    return _failed_command(properties)[1]
+
+
+def failed_command(properties: dict) -> str:
+    """That command and its exit status for people, "" when none failed."""
+    words, status = _failed_command(properties)
+    return "%s, exit status %d" % (words, status) if status else ""
+
+
+def _failed_command(properties: dict) -> tuple:
+    text = properties.get("ExecStartPre", "") + "\n" + properties.get("ExecCondition", "")
+    found = re.findall(r"argv\[\]=(.*?) ; ignore_errors=.*?code=exited ; status=(\d+)", text)
+    return next(((words, int(status)) for words, status in reversed(found) if int(status)), ("", 0))
 
 
 def failed_dependency(unit: str) -> str:
