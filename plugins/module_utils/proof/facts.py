@@ -130,7 +130,7 @@ class UnitState:
     timeout_start: float | None = None
     watchdog: float | None = None
     memory_max: int | None = None
-    # The ExecStartPre= or ExecCondition= command that failed, redacted ("/bin/false, exit status 1"), "" when none did.
+    # The ExecStartPre= or ExecCondition= command that failed, redacted ("/bin/false (exit status 1)"), "" when none did.
     failed_command: str = ""
     # Files of EnvironmentFile= (without "-") that are not there.
     missing_files: tuple[str, ...] = ()

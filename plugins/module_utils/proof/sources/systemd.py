@@ -200,7 +200,7 @@ def failed_command_status(properties: dict) -> int:
 def failed_command(properties: dict) -> str:
     """That command and its exit status for people, "" when none failed."""
     words, status = _failed_command(properties)
-    return "%s, exit status %d" % (words, status) if status else ""
+    return "%s (exit status %d)" % (words, status) if status else ""
 
 
 def _failed_command(properties: dict) -> tuple:

@@ -187,14 +187,14 @@ CASES = [
         2,
         {
             "systemd": f.UnitState(active_state="failed", sub_state="failed", result="exit-code", invocation_id="new",
-                                   failed_command="/bin/false, exit status 1"),
+                                   failed_command="/bin/false (exit status 1)"),
             "exits": (f.Exit(BEGAN, 0, 0, "new", result="exit-code", source="certificate"),),
             "processes": (),
             "exec_seen": False,
             "log": SILENT,
         },
-        evidence={"failed_command": "/bin/false, exit status 1"},
-        remedy="ExecStartPre=/bin/false, exit status 1",
+        evidence={"failed_command": "/bin/false (exit status 1)"},
+        remedy="ExecStartPre=/bin/false (exit status 1)",
     ),
     # 3
     Case(
