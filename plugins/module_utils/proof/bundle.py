@@ -24,10 +24,12 @@ import zipfile
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
     adhoc,
     cli,
+    collect,
     decide,
     facts,
     launcher,
     ledger,
+    prover,
     redact,
     render,
     scan,
@@ -49,7 +51,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources i
 )
 
 MODULES = (
-    adhoc, cli, decide, facts, launcher, ledger, redact, render, scan, session, setup_codes, spec, table, view, watch,
+    adhoc, cli, collect, decide, facts, launcher, ledger, prover, redact, render, scan, session, setup_codes, spec, table, view, watch,
     cgroup, events, gpu, logfile, objects, process, systemd,
     sys.modules[__name__],
 )  # fmt: skip

@@ -14,15 +14,18 @@ import re
 import socket
 import sys
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof import adhoc, ledger, render, session
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import adhoc, ledger, prover, render, session
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.decide import decide
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Baseline, Facts, Verdict, known
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import process, systemd
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.cgroup import Groups
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError, validate
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch import Watch
 
 OK, FAILED, BLIND = 0, 1, 2
+FOREVER = 1e9  # s
 LINE_EVERY = 1.0  # s between live lines on a terminal
 
 
@@ -131,6 +134,45 @@ def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
     return status
 
 
+def watch(options: argparse.Namespace, paths: ledger.Paths) -> int:
+    """Prove without an end: print each change of a unit's state, keep a Prometheus text file up to date."""
+    parameters = {"state": "observed", "jobs": [{"unit": unit} for unit in options.units], "timeout": FOREVER}
+    request = session.make_request(parameters, paths)
+    loop = Loop()
+    units = [prover.make_unit(job, request, loop, Groups(), prover.redactor_of(job), paths) for job in request["units"]]
+    states = {}
+
+    def changed(item, answer) -> None:
+        decided = isinstance(answer, Verdict)
+        state = (answer.code if decided else "waiting", item.run_id)
+        if states.get(item.unit) == state:
+            return
+        states[item.unit] = state
+        row = render.row(answer) if decided else {"unit": item.unit, "code": None, "ok": None, "run_id": item.run_id, "stage": answer.stage}
+        row = Redactor({}).data(dict(row, at=ledger.timestamp()))
+        if options.json:
+            print(json.dumps(row, sort_keys=True, ensure_ascii=False), flush=True)
+        else:
+            print("%s %s" % (row["at"], render.sentence(row) if decided else "%s waits: %s" % (item.unit, answer.stage)), flush=True)
+        if options.textfile:
+            adhoc.write(options.textfile, metrics(states), 0o644)
+
+    over = Watch(loop, units, changed)
+    over.show(units)
+    for item in units:
+        item.take_baseline(True, ledger.boottime())
+    over.count_instances()
+    while True:
+        over.turn(units, ledger.boottime() + FOREVER)
+
+
+def metrics(states: dict) -> str:
+    """The states of watch() in Prometheus' text format."""
+    lines = ["# HELP launchproof_state 1 for the diagnosis that holds now.", "# TYPE launchproof_state gauge"]
+    lines += ['launchproof_state{unit="%s",code="%s"} 1' % (unit, code) for unit, (code, _run) in sorted(states.items())]
+    return "\n".join(lines) + "\n"
+
+
 def unexpanded(output: str) -> tuple:
     """Names in a launcher's output that still are shell patterns and that no path has: nothing was ever written there."""
     words = re.findall(r"(?<![\w*?])[\w./~-]*[*?][\w./*?-]*", output)
@@ -223,6 +265,11 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof; the command itself goes on")
     new.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     new.set_defaults(function=run)
+    stay = commands.add_parser("watch", help="prove without an end: print each change until it is stopped")
+    stay.add_argument("units", nargs="*", metavar="UNIT", help="default: every job delivered to this machine")
+    stay.add_argument("--json", action="store_true", help="one JSON row a line")
+    stay.add_argument("--textfile", metavar="FILE", help="Prometheus text file to keep up to date")
+    stay.set_defaults(function=watch)
     return top
 
 
@@ -230,10 +277,12 @@ def main(argv: list) -> int:
     if argv[:1] in (["begin-run"], ["end-run"]):
         return ledger.main(argv)
     if argv[:1] == ["prover"]:
-        return session.prover_main(argv[1])
+        return prover.main(argv[1])
     options = parser().parse_args(argv)
     try:
         return options.function(options, ledger.Paths())
     except (session.SessionError, adhoc.AdhocError, SpecError, OSError, ValueError) as error:
         print("launchproof: %s" % error, file=sys.stderr)
         return BLIND
+    except KeyboardInterrupt:  # the detached prover goes on
+        return 130

@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, session
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, prover, session
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import StartAnswer, UnitState
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError, validate
@@ -264,7 +264,7 @@ def test_old_finished_sessions_are_removed_and_running_ones_kept(paths):
 def test_a_broken_session_still_gets_a_document(paths, capsys):
     folder = make_session(paths)
     ledger.write_json(os.path.join(folder, "request.json"), {"session": "s1", "host": "h", "units": [{"unit": UNIT}]})
-    assert session.prover_main(folder) == 1
+    assert prover.main(folder) == 1
     document = ledger.read_json(os.path.join(folder, "verdict.json"))
     (row,) = document["jobs"]
     assert (row["unit"], row["code"], row["ok"]) == (UNIT, "observer_blind", False)
@@ -283,7 +283,7 @@ def test_a_broken_session_still_gets_a_document(paths, capsys):
 )
 def test_what_systemctl_says_of_a_start(monkeypatch, line, result):
     monkeypatch.setattr(systemd, "failed_dependency", lambda unit: "db.service")
-    answer = session.read_answer(StartAnswer(), line, UNIT)
+    answer = prover.read_answer(StartAnswer(), line, UNIT)
     assert (answer.rc, answer.job_result, answer.text) == (1, result, line)
     assert answer.dependency == ("db.service" if result == "dependency" else "")
 
@@ -291,9 +291,9 @@ def test_what_systemctl_says_of_a_start(monkeypatch, line, result):
 def test_secrets_files_are_read_as_systemd_reads_them(tmp_path):
     path = tmp_path / "x.env"
     path.write_text('# comment\nA=plain\nB="with \\"quotes\\" and \\\\"\nC=\'single\'\nD=\n\nnonsense\n')
-    assert session.read_environment_file(str(path)) == {"A": "plain", "B": 'with "quotes" and \\', "C": "single", "D": ""}
-    assert session.read_environment_file(None) == {}
-    assert session.read_environment_file(str(tmp_path / "none")) == {}
+    assert prover.read_environment_file(str(path)) == {"A": "plain", "B": 'with "quotes" and \\', "C": "single", "D": ""}
+    assert prover.read_environment_file(None) == {}
+    assert prover.read_environment_file(str(tmp_path / "none")) == {}
 
 
 def test_the_live_line_names_the_unit_whose_time_runs_out_first():

@@ -1,0 +1,730 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+
+"""Collects the facts of one unit from all sources, and asks decide() about them.
+
+What wakes it: systemd's own invocation links, the run folder (C(begin-run) and the death certificate), pidfds, control
+group events, the log, the start job's end. A tick each second samples what sends no events (process states, CPU time,
+logs on network file systems).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from dataclasses import replace
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.decide import decide
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
+    DUMPED,
+    EXITED,
+    KILLED,
+    NOT_READ,
+    Activity,
+    Baseline,
+    Exit,
+    Facts,
+    Heartbeat,
+    Log,
+    StartAnswer,
+    UnitState,
+    Unknown,
+    Verdict,
+    known,
+)
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.scan import Scanner, find_old
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import logfile, process, systemd
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import IN_MODIFY, NAMES
+
+FIRST_LOOK, LAST_LOOK = 0.002, 0.5  # s: looks at a unit in transition back off from the first to the last
+WINDOW = 5.0  # s over which CPU time and I/O are compared
+QUIET = 2.0  # s without a byte after which it is worth trying whether the log can be written
+DATED = 1024  # bytes of an older log that share one date
+STEADY = ("active", "inactive", "failed", "reloading")
+CODES = {"exited": EXITED, "killed": KILLED, "dumped": DUMPED}
+# Where the main process still is systemd itself, between fork and exec; systemd-executor is of 254.
+BEFORE_EXEC = ("/systemd/systemd", "/systemd/systemd-executor", "/sbin/init")
+# Exit statuses by which systemd says that it did not come to the exec: systemd.exec(5), "Process Exit Codes".
+SETUP_STATUSES = range(200, 246)
+
+
+def signal_number(text: str) -> int:
+    """Number of a signal or status as $EXIT_STATUS of systemd.exec(5) gives it: "1" or "KILL"."""
+    if text.isdigit():
+        return int(text)
+    return getattr(signal, "SIG" + text, 0)
+
+
+def certificate_exit(certificate: dict, run_id: str) -> Exit:
+    """Turn a death certificate (exit.json) into an Exit."""
+    return Exit(
+        at=float(certificate.get("boottime") or 0.0),
+        code=CODES.get(certificate.get("exit_code") or "", 0),
+        status=signal_number(str(certificate.get("exit_status") or "0")),
+        invocation_id=run_id,
+        result=certificate.get("service_result") or "",
+        source="certificate",
+    )
+
+
+class UnitWatch:
+    """Everything about one unit under proof. C(touch) is called when facts() would give something new."""
+
+    def __init__(self, unit, spec, loop, groups, redact, paths=None, user="", log=None, host="", declared=(), secrets=None):
+        self.unit, self.spec, self.loop, self.groups = unit, spec, loop, groups
+        self.redact = functools.lru_cache(maxsize=512)(redact)  # the same words are seen at each look
+        self.paths = paths or ledger.Paths()
+        self.user, self.host, self.declared = user, host, tuple(declared)
+        self.secrets = secrets or {}
+        self.log_path = spec.log.path or log
+        self.state, self.properties = NOT_READ, {}
+        self.baseline = None
+        self.answer = StartAnswer()
+        self.run_id = self.run_started_at = None
+        self.exits, self.restarts_seen = [], 0
+        self.exec_seen = False
+        self.need_show = self.dirty = True
+        self.shown_at = 0.0  # CLOCK_BOOTTIME of what is known of the unit
+        self.look_at = 0.0  # CLOCK_BOOTTIME of the next look at a unit in transition
+        self.verdict = self.wait = None
+        self.wrong_processes = self.unexpanded = ()  # of diagnose
+        self.instances_found = ()
+        self.gpu_source = self.objects_source = self.last_log = None
+        self._look_gap = FIRST_LOOK
+        self._tails, self._dead_log = [], None
+        self._scanners = {}
+        self._old_match = None
+        self._processes = ()
+        self._pidfd = None  # (pid, descriptor)
+        self._dead_pid = 0  # main process that has died, which systemd may not know yet
+        self._group_keys, self._group_fd, self._group = [], None, None
+        self._oom_rise, self._oom_before, self._oom_now, self._oom_at = {}, 0, 0, None
+        self._was_active = False
+        self._uninterruptible_since = None
+        self._samples = deque()
+        self._place = NOT_READ
+        self._journal, self._follower = NOT_READ, None
+        self._folder_keys = []
+        self._last_n_restarts = 0
+        self._condition = ""  # the one that refused this start
+        self._was_waiting = False  # systemd was seen waiting to restart it
+
+    # ---- before the start ----
+
+    def take_baseline(self, observed: bool, now: float) -> None:
+        """Remember how things are; I(observed) means that what runs already is what is to be proved."""
+        state = self.state if isinstance(self.state, UnitState) else UnitState()
+        group = state.control_group
+        pids = self.groups.pids(group)
+        self._oom_before = known(self.groups.oom_kills(group), 0) if group else 0
+        self._oom_now = self._oom_before
+        where = self._declared_log()
+        start = Unknown("no log is declared")
+        if where:
+            try:
+                start = logfile.identity(where)
+            except OSError as error:
+                start = Unknown("%s: %s" % (where, error.strerror))
+        objects = self.objects_source.count() if self.objects_source else None
+        gpu = self.gpu_source.memory() if self.gpu_source else None
+        self.baseline = Baseline(
+            taken_at=now,
+            observed=observed,
+            invocation_id=systemd.invocation(self.unit) or state.invocation_id or self._last_run() or "",
+            n_restarts=state.n_restarts,
+            active_state=state.active_state,
+            processes=pids if isinstance(pids, Unknown) else self._read_processes(pids, state.main_pid, detailed=False),
+            log=start,
+            oom_kills=self._oom_before,
+            objects=objects,
+            gpu_memory=gpu,
+        )
+        self._attach(state, now)
+
+    def restore_baseline(self, baseline: Baseline, now: float) -> None:
+        """Go on with the baseline of a prover that was killed."""
+        self.baseline = baseline
+        self._oom_before = self._oom_now = known(baseline.oom_kills, 0)
+        if self.objects_source:
+            self.objects_source.count()
+        self._attach(self.state if isinstance(self.state, UnitState) else UnitState(), now)
+
+    def _attach(self, state: UnitState, now: float) -> None:
+        """Begin to watch, from the baseline on."""
+        self._last_n_restarts = known(self.baseline.n_restarts, 0)
+        runs = self.paths.unit_runs(self.unit)
+        if os.path.isdir(runs):
+            self._folder_keys.append(self.loop.watch(runs, NAMES, self._on_folder))
+        if self.baseline.observed:
+            self._adopt(state, now)
+        elif self.log_path:
+            self._open_log(self.log_path, known(self.baseline.log))
+        self.apply(self.state, self.properties, now)
+
+    def _adopt(self, state: UnitState, now: float) -> None:
+        """Take the run that is there, or the last one of the ledger, as the run under test."""
+        run_id = state.invocation_id or systemd.invocation(self.unit) or self._last_run()
+        if run_id:
+            self._begin_run(run_id, state, now)
+
+    def _last_run(self) -> str | None:
+        """The newest run of the ledger, None where none is kept or none was yet."""
+        run_id = ledger.current_run(self.paths, self.unit)
+        return run_id if run_id and ledger.valid_run_id(run_id) else None
+
+    def _declared_log(self) -> str | None:
+        """Where the log is, as far as it is known before there is a run."""
+        if self.log_path:
+            return self.log_path
+        path = systemd.declared_output(self.unit, self.properties)
+        return None if path and self._in_ledger(path) else path
+
+    def _in_ledger(self, path: str) -> bool:
+        return os.path.dirname(path) == self.paths.current(self.unit)
+
+    # ---- runs ----
+
+    def _begin_run(self, run_id: str, state: UnitState, now: float) -> None:
+        """Follow a new invocation: a first one, an automatic restart, or an operator's restart."""
+        first = self.run_id is None
+        automatic = not first and (state.n_restarts > self._last_n_restarts or self._was_waiting)
+        if not first:
+            self._read_certificate(self.run_id)
+            self._settle_logs(now)
+            if automatic:
+                self.restarts_seen = max(self.restarts_seen + 1, state.n_restarts - known(self.baseline.n_restarts, 0))
+                self._dead_log = self._read_log_facts()
+            else:
+                self.baseline = replace(self.baseline, n_restarts=state.n_restarts)
+                self.exits, self.restarts_seen, self._dead_log = [], 0, None
+        self.run_id = run_id
+        self._was_active, self._dead_pid = False, 0
+        self._last_n_restarts = state.n_restarts
+        self._was_waiting = False
+        self.exec_seen = False
+        self._place = self._journal = NOT_READ
+        self._oom_before = self._oom_now if self.groups.oom_kills(state.control_group) == self._oom_now and not first else 0
+        if first and self.baseline.observed:
+            self._oom_before = known(self.baseline.oom_kills, 0)
+        manifest = ledger.read_json(os.path.join(self.paths.run(self.unit, run_id), "manifest.json")) or {}
+        started = state.exec_main_started_at if state.invocation_id == run_id else 0.0
+        self.run_started_at = float(manifest.get("boottime") or 0.0) or (started if started > self.baseline.taken_at else 0.0) or started or now
+        self._open_run_log(run_id, manifest, state)
+
+    def _open_run_log(self, run_id: str, manifest: dict, state: UnitState) -> None:
+        """Turn to the log of this run: its own file in the ledger, or the declared one from here on."""
+        folder = self.paths.run(self.unit, run_id)
+        self._folder_keys.append(self.loop.watch(folder, NAMES, self._on_folder))
+        if self.log_path:
+            if self.baseline.observed and not self._tails:
+                self._open_log(self.log_path, None, skip_middle=True)
+            elif self._tails and self._dead_log is None:
+                pass  # one file for all runs: go on where we are
+            elif self._dead_log is not None:
+                self._restart_log()
+            return
+        path = systemd.declared_output(self.unit, self.properties)
+        if (path and self._in_ledger(path)) or (path is None and manifest):
+            self._close_logs()
+            self._open_log(os.path.join(folder, "log"), None, skip_middle=self.baseline.observed)
+        elif path:
+            if self._tails:
+                self._restart_log()
+            else:
+                self._open_log(path, None if self.baseline.observed else known(self.baseline.log), skip_middle=self.baseline.observed)
+        elif not self._follow_journal(run_id):
+            self.spec = self._without_log()
+
+    def _without_log(self):
+        """The spec of a unit whose output goes nowhere that can be read: mute where nothing is asked of the log."""
+        log = self.spec.log
+        if log.required or self.spec.progress or self.spec.done:
+            return self.spec
+        return replace(self.spec, log=replace(log, fresh=False))
+
+    def _restart_log(self) -> None:
+        """Count from here on: the runs share one file, and what is in it up to now is the run before."""
+        for tail in self._tails:
+            tail.read(lambda data, tail=tail: None)
+            self._scanners[tail] = Scanner(self.spec, self.redact)
+
+    def _open_log(self, path: str, start: tuple | None, skip_middle: bool = False) -> None:
+        for name in sorted(glob.glob(path)) if self.spec.log.count > 1 else [path]:
+            tail = logfile.Tail(name, start, self.loop, self._on_log, skip_middle)
+            self._tails.append(tail)
+            self._scanners[tail] = Scanner(self.spec, self.redact)
+        if start:
+            old = logfile.old_bytes(path, start)
+            self._old_match = find_old(self.spec, old, ledger.boottime(), self.redact) if old else None
+
+    def _follow_journal(self, run_id: str) -> bool:
+        """Read the unit's output from the journal where it goes there. Return whether it can be followed."""
+        self._close_logs()
+        command = ["journalctl", "--follow", "--lines=all", "--quiet", "--output=cat", "_SYSTEMD_INVOCATION_ID=" + run_id]
+        if self.properties.get("StandardOutput") not in ("journal", "journal+console", "inherit", ""):
+            return False
+        try:
+            self._follower = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+            )
+        except OSError:
+            return False
+        os.set_blocking(self._follower.stdout.fileno(), False)
+        scanner = self._scanners["journal"] = Scanner(self.spec, self.redact)
+
+        def read() -> None:
+            try:
+                data = os.read(self._follower.stdout.fileno(), logfile.PIECE)
+            except BlockingIOError:
+                return
+            if data:
+                scanner.feed(data, ledger.boottime())
+                scanner.settle(ledger.boottime())
+                self.touch()
+            else:
+                self.loop.remove(self._follower.stdout.fileno())
+
+        self.loop.add(self._follower.stdout.fileno(), read)
+        return True
+
+    def _close_logs(self) -> None:
+        for tail in self._tails:
+            tail.close()
+        if self._follower:
+            self.loop.remove(self._follower.stdout.fileno())
+            self._follower.kill()
+            self._follower.wait()
+            self._follower.stdout.close()
+            self._follower = None
+        self._tails, self._scanners = [], {}
+
+    # ---- events ----
+
+    def touch(self) -> None:
+        self.dirty = True
+
+    def ask(self) -> None:
+        """Look at the unit at once, and again soon while it is in transition."""
+        self.need_show = self.dirty = True
+        self._look_gap = FIRST_LOOK
+
+    def _on_log(self) -> None:
+        self.dirty = True
+        if isinstance(self.state, UnitState) and not self.state.main_pid and not self.exits:
+            self.ask()  # somebody opened the log: it may be the main process
+
+    def _on_folder(self, _mask: int, _name: str) -> None:
+        self.ask()
+
+    def _on_group(self, _mask: int = 0, _name: str = "") -> None:
+        self._read_oom()
+        self.ask()
+
+    def _on_oom_event(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._group_fd, 8)
+        self._read_oom()
+        self.ask()
+
+    def _on_death(self) -> None:
+        self._dead_pid = self._pidfd[0]
+        self._drop_pidfd()
+        self._read_oom()
+        self.ask()
+
+    def _drop_pidfd(self) -> None:
+        if self._pidfd:
+            self.loop.remove(self._pidfd[1])
+            os.close(self._pidfd[1])
+            self._pidfd = None
+
+    def _read_oom(self) -> None:
+        if self._group:
+            value = known(self.groups.oom_kills(self._group), 0)
+            if value:
+                self._oom_now = value
+                self._count_oom(value - self._oom_before)
+
+    def _count_oom(self, rise: int) -> None:
+        self._oom_rise[self.run_id] = max(rise, self._oom_rise.get(self.run_id, 0))
+        if rise > 0 and self._oom_at is None:
+            self._oom_at = ledger.boottime()
+
+    def apply(self, state, properties: dict, now: float) -> None:
+        """Take what systemd says now."""
+        self.need_show = False
+        self.dirty = True
+        self.shown_at = now
+        if isinstance(state, UnitState) and self._condition:
+            state = replace(state, failed_condition=self._condition)
+        if state != self.state:
+            self._look_gap = FIRST_LOOK
+        before, self.state, self.properties = self.state, state, properties or self.properties
+        if self.baseline is None or not isinstance(state, UnitState):
+            return
+        refused = state.condition_at > self.baseline.taken_at and not state.condition_result
+        if refused or (state.assert_at > self.baseline.taken_at and not state.assert_result):
+            self._condition = self._condition or systemd.failed_condition(self.unit)
+            self.state = state = replace(state, failed_condition=self._condition)
+        waiting = state.sub_state.startswith("auto-restart")
+        found = state.invocation_id or systemd.invocation(self.unit) or self._last_run()
+        if found and found != self.run_id and (self.baseline.observed or found != self.baseline.invocation_id):
+            self._begin_run(found, state, now)
+        self._was_waiting = self._was_waiting or waiting
+        self._follow_group(state)
+        self._follow_main(state)
+        self._note_exit(state)
+        self._note_exec(state)
+        self._was_active = self._was_active or state.active_state == "active"
+        self._refresh_processes(now)
+        if state.main_pid and not self._pidfd and not os.path.exists("/proc/%d" % state.main_pid):
+            self._dead_pid = state.main_pid  # it died before its pidfd could be had
+        behind = bool(state.main_pid) and state.main_pid == self._dead_pid
+        transition = state.active_state not in STEADY or waiting or behind or (before == state and not self.run_id)
+        ended_unseen = self.run_id and not state.main_pid and not self._certified(self.run_id)
+        if transition or state.pending_job or (ended_unseen and state.active_state != "active"):
+            self.look_at = now + self._look_gap
+            self._look_gap = min(self._look_gap * 2, LAST_LOOK)
+        else:
+            self.look_at = 0.0
+
+    def _certified(self, run_id: str) -> bool:
+        return any(end.invocation_id == run_id for end in self.exits)
+
+    def _follow_group(self, state: UnitState) -> None:
+        group = state.control_group
+        if group == self._group or not group:
+            self._read_oom()
+            return
+        for key in self._group_keys:
+            self.loop.unwatch(key)
+        if self._group_fd is not None:
+            self.loop.remove(self._group_fd)
+            os.close(self._group_fd)
+        self._group = group
+        events = self.groups.events_path(group)
+        self._group_keys = [self.loop.watch(path, IN_MODIFY, self._on_group) for path in (events, self.groups.oom_path(group)) if path]
+        self._group_fd = self.groups.oom_event(group)
+        if self._group_fd is not None:
+            self.loop.add(self._group_fd, self._on_oom_event)
+        self._read_oom()
+
+    def _follow_main(self, state: UnitState) -> None:
+        if self._pidfd and self._pidfd[0] == state.main_pid:
+            return
+        self._drop_pidfd()
+        if state.main_pid and state.main_pid != self._dead_pid:
+            descriptor = process.open_pidfd(state.main_pid)
+            if descriptor is not None:
+                self._pidfd = (state.main_pid, descriptor)
+                self.loop.add(descriptor, self._on_death)
+            # A group that a restart has made anew has a new directory under the same name.
+            self._group = None
+            self._follow_group(state)
+
+    def _note_exit(self, state: UnitState) -> None:
+        """Record the end of the run's main process once, from systemd or from the certificate."""
+        if not self.run_id or self._certified(self.run_id):
+            return
+        seen = {(end.pid, end.at) for end in self.exits}
+        ended = state.exec_main_code and state.exec_main_exited_at and not state.main_pid
+        fresh = self.baseline.observed or state.exec_main_exited_at > self.baseline.taken_at
+        if ended and fresh and (state.exec_main_pid, state.exec_main_exited_at) not in seen and state.invocation_id in ("", self.run_id):
+            self._end(
+                Exit(
+                    at=state.exec_main_exited_at,
+                    code=state.exec_main_code,
+                    status=state.exec_main_status,
+                    invocation_id=self.run_id,
+                    pid=state.exec_main_pid,
+                    result=state.result,
+                    stop_requested=state.pending_job in ("stop", "restart"),
+                )
+            )
+        elif not state.main_pid and state.active_state in ("inactive", "failed") and not self._read_certificate(self.run_id):
+            self._end_before_exec(state)
+
+    def _end_before_exec(self, state: UnitState) -> None:
+        """A run that ended without a main process: a pre-command failed, or systemd could not fork."""
+        if state.result == "success" or state.invocation_id != self.run_id:
+            return
+        status = systemd.failed_command_status(self.properties)
+        # 200 and up say the same of a pre-command as of the main process: systemd could not set it up.
+        code = EXITED if status in SETUP_STATUSES else 0
+        self._end(Exit(at=ledger.boottime(), code=code, status=status, invocation_id=self.run_id, result=state.result))
+
+    def _read_certificate(self, run_id: str | None) -> bool:
+        """Take the run's death certificate, if there is one. Return whether there is."""
+        if run_id is None:
+            return False
+        certificate = ledger.read_json(os.path.join(self.paths.run(self.unit, run_id), "exit.json"))
+        if certificate is None:
+            return False
+        if certificate.get("oom_kill"):
+            self._count_oom(certificate["oom_kill"] - self._oom_before)
+        if not self._certified(run_id):
+            end = certificate_exit(certificate, run_id)
+            if end.code or end.result not in ("", "success"):
+                self._end(end)
+        return True
+
+    def _end(self, end: Exit) -> None:
+        if end.code == KILLED or end.code == DUMPED or (end.code == EXITED and end.status not in SETUP_STATUSES):
+            self.exec_seen = True
+        self.exits.append(end)
+        self._read_oom()
+
+    def _note_exec(self, state: UnitState) -> None:
+        if self.exec_seen or not state.main_pid:
+            return
+        if state.active_state == "active" and state.type not in ("simple", "forking", ""):
+            self.exec_seen = True
+            return
+        with contextlib.suppress(OSError):
+            self.exec_seen = not os.readlink("/proc/%d/exe" % state.main_pid).endswith(BEFORE_EXEC)
+
+    # ---- samples ----
+
+    def _log_inode(self) -> tuple | None:
+        return self._tails[0].inode if self._tails else None
+
+    def _read_processes(self, pids, main_pid: int, detailed: bool) -> tuple:
+        found = (process.process(pid, main_pid, self._log_inode(), detailed, self.redact) for pid in pids)
+        return tuple(item for item in found if item is not None)
+
+    def _refresh_processes(self, now: float) -> None:
+        state = self.state
+        if not isinstance(state, UnitState):
+            return
+        pids = self.groups.pids(state.control_group)
+        if isinstance(pids, Unknown):
+            self._processes = pids
+            return
+        control = self.properties.get("ControlPID", "0")  # ExecStartPre=, ExecStopPost= …: not the job's
+        pids = tuple(pid for pid in pids if str(pid) != control)
+        if state.main_pid and state.main_pid not in pids:
+            pids += (state.main_pid,)  # systemd-run --scope as the command moves it out of the group, rightly
+        self._processes = self._read_processes(pids, state.main_pid, detailed=True)
+        workers = [item for item in self._processes if item.alive]
+        if workers and all(item.state == "D" for item in workers):
+            self._uninterruptible_since = self._uninterruptible_since or now
+        else:
+            self._uninterruptible_since = None
+
+    def tick(self, now: float) -> None:
+        """Sample what sends no events."""
+        self._refresh_processes(now)
+        self._read_oom()
+        if isinstance(self._processes, tuple):
+            cpu = io = 0
+            for item in self._processes:
+                fields = process.read_stat(item.pid)
+                cpu += fields["cpu"] if fields else 0
+                amount = process.read_io(item.pid)
+                io = amount if isinstance(amount, Unknown) else io if isinstance(io, Unknown) else io + amount
+            self._samples.append((now, cpu, io))
+            while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW:
+                self._samples.popleft()
+        if self.gpu_source:
+            self.gpu_source.sample(self._processes if isinstance(self._processes, tuple) else ())
+        for scanner in self._scanners.values():
+            scanner.settle(now)
+        self.dirty = True
+
+    def _activity(self):
+        if len(self._samples) < 2:
+            return NOT_READ
+        (then, cpu0, io0), (now, cpu1, io1) = self._samples[0], self._samples[-1]
+        io = io1 if isinstance(io1, Unknown) else io0 if isinstance(io0, Unknown) else max(io1 - io0, 0)
+        return Activity(window=now - then, cpu=max(cpu1 - cpu0, 0.0), io=io)
+
+    def read_logs(self, now: float) -> bool:
+        """Read what is new. Return True when a log has more than its turn allows."""
+        more = False
+        if self.spec.log.count > 1 and self.log_path:
+            have = {tail.path for tail in self._tails}
+            for name in sorted(set(glob.glob(self.log_path)) - have):
+                self._open_log(name, None)
+        for tail in self._tails:
+            more = tail.read(lambda data, tail=tail: self._feed(tail, data, now)) or more
+        return more
+
+    def _feed(self, tail, data: bytes, now: float) -> None:
+        """Scan bytes of a log. What was there before we came is dated by its place between the run's start and its last write.
+
+        Else a job that has hung for an hour would seem to have advanced just now.
+        """
+        scanner, end = self._scanners[tail], tail.position
+        start = end - len(data)
+        if start >= tail.past or self.run_started_at is None:
+            scanner.feed(data, now)
+            return
+        span = max(tail.past_written_at - self.run_started_at, 0.0)
+        for offset in range(0, len(data), DATED):
+            piece = data[offset : offset + DATED]
+            part = min((start + offset + len(piece)) / tail.past, 1.0)
+            scanner.feed(piece, min(self.run_started_at + span * part, now))
+
+    def _settle_logs(self, now: float) -> None:
+        """Read all that is left of the logs of a run that has ended."""
+        while self.read_logs(now):
+            pass
+        for scanner in self._scanners.values():
+            scanner.settle(now, ended=True)
+
+    def _read_log_facts(self):
+        """The Log of the current run, several files put together where the spec declares several."""
+        if "journal" in self._scanners:
+            return self._scanners["journal"].log("journal", exists=True)
+        if not self._tails:
+            if self.spec.log.count > 1 and self.log_path:
+                return merge_logs(self.log_path, [])
+            path = self._declared_log() or (os.path.join(self.paths.current(self.unit), "log"))
+            if self.run_id is None or not self.spec.log.fresh:
+                return Log(path=path, exists=False, required=dict.fromkeys(self.spec.log.required))
+            return Unknown("the unit's output goes to %s, which cannot be followed" % (self.properties.get("StandardOutput") or "nowhere"))
+        logs = [
+            self._scanners[tail].log(tail.path, exists=tail.exists, size=tail.size, changed=tail.change, old_match=self._old_match)
+            for tail in self._tails
+        ]
+        if self.spec.log.count == 1:
+            return logs[0]
+        return merge_logs(self.log_path, logs)
+
+    def _log_facts(self):
+        log = self._read_log_facts()
+        if self._dead_log is not None:
+            if isinstance(log, Log) and not log.new_bytes:
+                return self._dead_log
+            if isinstance(log, Log):
+                self._dead_log = None
+        return log
+
+    def facts(self, now: float) -> Facts:
+        """One look at the unit."""
+        if self._certified(self.run_id):
+            self._settle_logs(now)
+        log = self._log_facts()
+        self.last_log = log if isinstance(log, Log) else None
+        wrote = isinstance(log, Log) and log.new_bytes
+        if wrote and not self.exits:
+            self.exec_seen = self.exec_seen or bool(isinstance(self.state, UnitState) and self.state.main_pid)
+        if not wrote and isinstance(log, Log) and self._place is NOT_READ and log.path != "journal" and self._worth_probing(now):
+            self._place = logfile.probe_place(log.path, self.properties.get("User") or self.user or "root")
+        if self._journal is NOT_READ and self._worth_journal():
+            found = systemd.journal(self.unit, self.run_id or "")
+            self._journal = found if isinstance(found, Unknown) else tuple(map(self.redact, found))
+        base = self.baseline
+        old = {(item.pid, item.started_at) for item in known(base.processes, ())}
+        strays = self._processes
+        if isinstance(strays, tuple):
+            strays = tuple(item for item in strays if (item.pid, item.started_at) in old) if not base.observed else ()
+        return Facts(
+            unit=self.unit,
+            at=now,
+            systemd=self.state,
+            start=self.answer,
+            run_id=self.run_id,
+            run_started_at=self.run_started_at,
+            exec_seen=self.exec_seen,
+            exits=tuple(self.exits),
+            restarts_seen=self.restarts_seen,
+            processes=self._processes,
+            strays=strays,
+            uninterruptible_since=self._uninterruptible_since,
+            activity=self._activity(),
+            log=log,
+            log_place=self._place,
+            oom_kills=known(base.oom_kills, 0) + sum(self._oom_rise.values()),
+            oom_at=self._oom_at,
+            was_active=self._was_active,
+            instances_declared=self.declared,
+            instances_found=self.instances_found,
+            gpu=self.gpu_source.facts(known(base.gpu_memory, {}) or {}) if self.gpu_source else None,
+            objects=self.objects_source.facts() if self.objects_source else None,
+            heartbeat=self._heartbeat(),
+            journal=self._journal,
+            wrong_processes=self.wrong_processes,
+            unexpanded=self.unexpanded,
+            command=tuple(map(self.redact, systemd.command(self.properties))),
+            user=self.properties.get("User") or self.user,
+            working_directory=self.properties.get("WorkingDirectory", "").lstrip("!-"),
+            host=self.host,
+        )
+
+    def _worth_probing(self, now: float) -> bool:
+        if self._certified(self.run_id) or (self.exits and self.exits[-1].status == 209):
+            return True
+        return self.run_started_at is not None and now - self.run_started_at > QUIET
+
+    def _worth_journal(self) -> bool:
+        """Only where systemd's properties do not say why: the exec costs more than a verdict may take."""
+        state = self.state
+        if not isinstance(state, UnitState) or self.baseline.observed:
+            return False
+        return bool(self.exits) and self.exits[-1].code == 0 or self.answer.job_result in ("failed", "dependency") and not self.exits
+
+    def _heartbeat(self):
+        if not self.spec.heartbeat:
+            return None
+        path = self.spec.heartbeat.path
+        try:
+            written = os.stat(path).st_mtime
+        except FileNotFoundError:
+            return Heartbeat(path)
+        except OSError as error:
+            return Unknown("%s: %s" % (path, error.strerror))
+        age = time.time() - written
+        began = self.run_started_at or self.baseline.taken_at
+        # A file that is older than the run was written by the run before.
+        return Heartbeat(path, max(age, 0.0) if age <= ledger.boottime() - began + 1.0 else None)
+
+    def decide(self, now: float):
+        """Ask for the verdict, keep it or what is waited for, and return it."""
+        answer = decide(self.baseline, self.facts(now), self.spec, now)
+        if isinstance(answer, Verdict):
+            self.verdict, self.wait = answer, None
+        else:
+            self.verdict, self.wait = None, answer
+        self.dirty = False
+        return answer
+
+    def close(self) -> None:
+        self._close_logs()
+        self._drop_pidfd()
+        if self._group_fd is not None:
+            self.loop.remove(self._group_fd)
+            os.close(self._group_fd)
+            self._group_fd = None
+        for key in self._folder_keys + self._group_keys:
+            self.loop.unwatch(key)
+        for source in (self.objects_source, self.gpu_source):
+            if source:
+                source.close()
+
+
+def merge_logs(path: str, logs: list) -> Log:
+    """One Log of several files: found anywhere is found, and the youngest progress is the job's."""
+    if not logs:
+        return Log(path=path, exists=False)
+    newest = max(logs, key=lambda log: log.written_at or 0.0)
+    progress = [log.progress for log in logs if log.progress]
+    return replace(
+        newest,
+        path=path,
+        size=sum(log.size for log in logs),
+        new_bytes=sum(log.new_bytes for log in logs),
+        required={pattern: next((log.required[pattern] for log in logs if log.required.get(pattern)), None) for pattern in newest.required},
+        forbidden=tuple(match for log in logs for match in log.forbidden),
+        done=next((log.done for log in logs if log.done), None),
+        progress=max(progress, key=lambda item: item.changed_at) if progress else None,
+        files=tuple(log.path for log in logs if log.exists),
+    )
