@@ -81,7 +81,7 @@ def render(key: str, props: dict[str, object]) -> str:
     for name, value in sorted(props.items(), key=lambda item: item[0] != default):
         if value is None:
             continue
-        text = _wire(value)
+        text = wire(value)
         if "," in text or "\n" in text or text == "" or (name == default and "=" in text):
             raise ConfigError(f"{key}: {name}={text!r} cannot be written: Proxmox has no escape for it")
         parts.append(text if name == default else f"{name}={text}")
@@ -101,7 +101,7 @@ def canonical(key: str, text: str) -> dict[str, str]:
         # Proxmox appends a newline to every description.
         return {"": str(text).rstrip("\n")}
     if what not in PROPERTY_KINDS:
-        return {"": _wire(text)}
+        return {"": wire(text)}
     props = parse(key, text)
     for name, value in list(props.items()):
         if name in _BOOLEANS.get(what, ()):
@@ -124,7 +124,7 @@ def same(key: str, one: object, other: object) -> bool:
             return True
         present = str(other if one is None else one)
         return kind(key) in ("features",) and not canonical(key, present)
-    return canonical(key, _wire(one)) == canonical(key, _wire(other))
+    return canonical(key, wire(one)) == canonical(key, wire(other))
 
 
 def size_bytes(text: str) -> int:
@@ -147,7 +147,7 @@ def mount_type(volume: str) -> str:
     return "bind" if volume.startswith("/") else "volume"
 
 
-def _wire(value: object) -> str:
+def wire(value: object) -> str:
     """A value as the API takes it: proxmoxer would send True as the word, which Proxmox refuses with 400."""
     if isinstance(value, bool):
         return "1" if value else "0"
@@ -199,10 +199,10 @@ def from_pending(items: list[dict], running: bool) -> Container:
     for item in items:
         key = item["key"]
         if "value" in item:
-            live[key] = _wire(item["value"])
+            live[key] = wire(item["value"])
         if item.get("delete"):
             pending[key] = None
         elif "pending" in item:
-            pending[key] = _wire(item["pending"])
+            pending[key] = wire(item["pending"])
     digest = live.pop("digest", None)
     return Container(live, pending, running, digest)

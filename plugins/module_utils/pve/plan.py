@@ -261,7 +261,7 @@ def wanted(container: dict, before: Container | None) -> tuple[dict[str, str | N
     problems: list[Problem] = []
     for option in SCALARS:
         if container.get(option) is not None:
-            result[option] = config._wire(container[option])
+            result[option] = config.wire(container[option])
     declared_tags = container.get("tags")
     if declared_tags is not None or before is None:
         result["tags"] = ";".join(config.tags(";".join([*(declared_tags or []), MARK])))
@@ -273,8 +273,8 @@ def wanted(container: dict, before: Container | None) -> tuple[dict[str, str | N
     _entries(result, current, "mp", "mp", container.get("mounts"), "target", _mount, problems)
     unprivileged = container.get("unprivileged")
     if before is None:
-        result["unprivileged"] = config._wire(True if unprivileged is None else unprivileged)
-    elif unprivileged is not None and config._wire(unprivileged) != current.get("unprivileged", "0"):
+        result["unprivileged"] = config.wire(True if unprivileged is None else unprivileged)
+    elif unprivileged is not None and config.wire(unprivileged) != current.get("unprivileged", "0"):
         problems.append(
             Problem(
                 "container.unprivileged",
