@@ -88,8 +88,10 @@ def test_get_waits_for_min_ready():
 def test_get_does_not_wait_for_a_producer_that_waits_at_a_cap():
     queue = make(min_ready=10, max_depth=20)
     thread, _ = in_thread(lambda: [queue.put(n, 500) for n in range(5)])
-    assert queue.get(4) == [0, 1]
-    assert queue.get(1) == [2]
+    for k, drawn in ((4, [0, 1]), (1, [2])):
+        getter, result = in_thread(lambda k=k: queue.get(k))
+        getter.join(5)
+        assert result == [drawn]
     queue.close()
     thread.join(5)
 
