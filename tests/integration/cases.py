@@ -15,6 +15,7 @@ Styles of a case's unit:
 
 - ``job``: as role job writes it: a run folder by invocation, a death certificate, ``append:`` into the run's own log.
 - ``foreign``: somebody else's unit, one log file for all runs, nothing of ours in it.
+- ``journal``: somebody else's unit without any log file.
 
 Modes:
 
@@ -305,6 +306,17 @@ raise KeyError("hidden_states")""", "-u"), proof={"progress": STEP, "done": DONE
          fact='! systemctl is-active $UNIT && [ "$(prop Result)" = success ]'),
     Case("pipe-exit-0", "exited_early", "a pipe hides the exit code", bash("(echo loading; exit 5) | cat"),
          proof={"progress": STEP, "done": DONE}, fact='[ "$(prop Result)" = success ] && grep -q loading $LOG'),
+    Case("never-notified", "exited_early", "Type=notify, exit 0 before READY=1 (Result=protocol)",
+         bash("echo started and gone"), service="Type=notify", fact='[ "$(prop Result)" = protocol ]'),
+    Case("no-child", "exited_early", "Type=forking, the parent exits 0 and leaves no child (Result=protocol)",
+         bash("echo launching"), service="Type=forking\nPIDFile=/run/case-no-child.pid",
+         fact='[ "$(prop Result)" = protocol ]'),
+    Case("forks-never", "start_timeout", "Type=forking, and the program stays in the foreground",
+         service="Type=forking\nTimeoutStartSec=3", proof={"progress": STEP}, fact='[ "$(prop Result)" = timeout ]'),
+    Case("stopped", "killed_by_signal", "somebody stops the unit during the proof", proof={"process": {"stable_for": 8}},
+         during="until_ok grep -q step=2 $LOG; systemctl stop $UNIT", fact="! systemctl is-active $UNIT"),
+    Case("post-command-fails", "start_refused", "ExecStartPost= fails, so systemd kills the job",
+         service="ExecStartPost=/bin/sh -c 'sleep 0.5; exit 1'", fact='[ "$(prop Result)" = exit-code ]'),
     Case("no-done-line", "exited_early", "exit 0 after some steps, and no done line",
          bash("for i in 1 2 3; do echo ev=step step=$i; sleep 0.1; done"), proof={"progress": STEP, "done": DONE},
          fact='[ "$(prop Result)" = success ] && grep -q step=3 $LOG'),
@@ -368,6 +380,16 @@ while True:
     if n % 5_000_000 == 0: print("ev=step", n)"""), service="UnsetEnvironment=PYTHONUNBUFFERED\nCPUQuota=20%",
          proof={"deadlines": {"first_log": 4}}, fact="systemctl is-active $UNIT && ! [ -s $LOG ]",
          evidence=("PYTHONUNBUFFERED",)),
+    Case("left-over-writes", "silent", "a worker of the run before writes steps into the shared log, this run says nothing",
+         bash("if mkdir $DIR/once 2>/dev/null; then python3 -u $DIR/steps & fi\nexec sleep 600"), style="foreign",
+         before='echo "$STEPS" > $DIR/steps; systemctl start $UNIT; until_ok grep -q step=2 $LOG',
+         service="KillMode=process", after="systemctl kill -s KILL $UNIT",
+         proof={"progress": STEP, "deadlines": {"first_log": 3}}, fact="grep -q step=9 $LOG && systemctl is-active $UNIT"),
+    Case("another-writes", "silent", "another unit writes steps into the shared log, this one says nothing",
+         bash("exec sleep 600"), style="foreign",
+         before='echo "$STEPS" > $DIR/steps; systemd-run -q --unit=case-another -p StandardOutput=append:$LOG '
+         "python3 -u $DIR/steps; until_ok grep -q step=2 $LOG", after="systemctl stop case-another",
+         proof={"progress": STEP, "deadlines": {"first_log": 3}}, fact="grep -q step=9 $LOG && systemctl is-active $UNIT"),
     Case("idle", "silent", "the process sleeps and says nothing", bash("exec sleep 600"),
          proof={"deadlines": {"first_log": 3}}, fact="systemctl is-active $UNIT && ! [ -s $LOG ]"),
     Case("loading-for-ever", "no_progress_yet", "log lines, but never a step",
@@ -521,6 +543,62 @@ for part in range(99):
     Case("h-pre-command", "ok_progressing", "commands before and after the start print into the log too",
          service="ExecStartPre=/bin/echo preparing\nExecStartPost=/bin/echo started", proof={"progress": STEP},
          fact="grep -q step=2 $LOG && grep -q started $LOG"),
+    Case("h-journal", "ok_progressing", "a unit without a log file: its output goes to the journal", style="journal",
+         proof={"progress": STEP},
+         fact="journalctl -q -u $UNIT | grep -q step=2"),
+    Case("h-other-user", "ok_progressing", "a job of a user of its own", service="User=nobody", proof={"progress": STEP},
+         fact='[ "$(stat -c %U /proc/$(prop MainPID))" = nobody ] && grep -q step=2 $LOG'),
+    Case("h-slice", "ok_progressing", "the unit lies in a slice of its own", service="Slice=case-gpu.slice",
+         proof={"progress": STEP}, fact='[ "$(prop Slice)" = case-gpu.slice ] && grep -q step=2 $LOG'),
+    Case("h-delegated", "ok_progressing", "the worker has moved into a group below the unit's (Delegate=)",
+         bash("group=/sys/fs/cgroup/systemd$(sed -n 's/.*:name=systemd://p' /proc/self/cgroup)/workers\n"
+              "mkdir $group && echo $$ > $group/cgroup.procs\nexec python3 -u $DIR/steps"),
+         before='echo "$STEPS" > $DIR/steps', service="Delegate=yes", proof={"progress": STEP},
+         fact="grep -q /workers /proc/$(prop MainPID)/cgroup && grep -q step=2 $LOG"),
+    Case("h-flood", "ok_progressing", "as many lines as it can print", steps(every=0), service="CPUQuota=40%",
+         proof={"progress": STEP, "process": {"stable_for": 3}}, fact='[ "$(stat -Lc %s $LOG)" -gt 200000 ]'),
+    Case("h-observed-after-restarts", "ok_progressing", "it was restarted twice, long ago; looked at now", mode="observe",
+         program=bash("echo x >> $DIR/runs\n[ $(wc -l < $DIR/runs) -gt 2 ] || exit 1\nexec python3 -u $DIR/steps"),
+         before='echo "$STEPS" > $DIR/steps; systemctl start $UNIT; until_ok grep -q step=3 $LOG',
+         service="Restart=on-failure\nRestartSec=100ms", proof={"progress": STEP},
+         fact='[ "$(prop NRestarts)" = 2 ] && systemctl is-active $UNIT'),
+    Case("h-traceback-then-lines", "ok_started", "a traceback while loading, then it goes on; no progress declared",
+         python(f"""
+import time
+print("loading")
+print({TRACEBACK!r})
+for i in range(9999):
+    print(f"loaded shard {{i}}"); time.sleep(0.05)""", "-u"), fact="grep -q ValueError $LOG && systemctl is-active $UNIT"),
+    Case("h-watchdog", "ok_progressing", "WatchdogSec= and a job that keeps it fed",
+         python("""
+import os, socket, time
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.connect(os.environ["NOTIFY_SOCKET"].replace("@", chr(0)))
+s.send(b"READY=1")
+for i in range(1, 9999):
+    s.send(b"WATCHDOG=1"); print(f"ev=step step={i}"); time.sleep(0.3)""", "-u"), service="Type=notify\nWatchdogSec=5",
+         proof={"progress": STEP, "process": {"stable_for": 6}}, fact="systemctl is-active $UNIT && grep -q step=9 $LOG"),
+    Case("h-reload", "ok_progressing", "systemctl reload during the proof", service="ExecReload=/bin/sleep 1",
+         during="until_ok grep -q step=2 $LOG; systemctl reload $UNIT", proof={"progress": STEP,
+         "process": {"stable_for": 2}}, fact="systemctl is-active $UNIT"),
+    Case("h-daemon-reexec", "ok_progressing", "systemd re-executes itself during the proof",
+         during="until_ok grep -q step=2 $LOG; systemctl daemon-reexec", proof={"progress": STEP,
+         "process": {"stable_for": 4}}, fact="systemctl is-active $UNIT"),
+    Case("h-linked-folder", "ok_progressing", "the log's folder is a link", before="mkdir -p /srv/logs; ln -sfn /srv/logs /var/log/linked",
+         style="foreign", log="/var/log/linked/out.log", proof={"progress": STEP}, fact="grep -q step=2 /srv/logs/out.log"),
+    Case("h-rotating-handler", "ok_progressing", "the program rotates its log itself, every few lines",
+         python("""
+import logging, logging.handlers, os, time
+handler = logging.handlers.RotatingFileHandler(os.environ["LOG"], maxBytes=60, backupCount=3)
+logging.basicConfig(handlers=[handler], level="INFO", format="%(message)s")
+for i in range(1, 9999):
+    logging.info("ev=step step=%d", i); time.sleep(0.2)"""),
+         log="/var/log/cases/h-rotating-handler-app.log", before="rm -f $LOG*",
+         proof={"progress": STEP, "process": {"stable_for": 3}}, fact="[ -s $LOG.2 ]"),
+    Case("h-left-over-worker", "ok_progressing", "KillMode=process has left a worker of the run before in the group",
+         bash("setsid sleep 600 &\nexec python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps; systemctl start $UNIT; '
+         "until_ok grep -q step=2 $LOG", service="KillMode=process", proof={"progress": STEP},
+         after="systemctl kill -s KILL $UNIT", fact='[ "$(prop TasksCurrent)" -ge 3 ]'),
     Case("h-handled-exception", "ok_progressing", "a traceback that the job handles and goes on from",
          python(f"""
 import time

@@ -35,6 +35,7 @@ ExecStopPost=+/usr/local/bin/launchproof end-run %n
 StandardOutput=append:{out}
 StandardError=inherit
 """
+JOURNAL_SERVICE = "StandardOutput=journal\n"
 FOREIGN_SERVICE = """\
 StandardOutput=append:{out}
 StandardError=inherit
@@ -58,7 +59,7 @@ def unit_text(case: Case) -> str:
     if case.unit_text is not None:
         return case.unit_text
     out = output_path(case)
-    style = JOB_SERVICE if case.style == "job" else FOREIGN_SERVICE
+    style = {"job": JOB_SERVICE, "foreign": FOREIGN_SERVICE, "journal": JOURNAL_SERVICE}[case.style]
     lines = [
         "[Unit]", f"Description={case.induced_by}", case.unit,
         "[Service]", "Type=exec", f"ExecStart={case.exec_start.format(name=case.name)}",
