@@ -563,7 +563,7 @@ class RealPve(FakePve):
     async def _fault(self, request):
         """POST /_fault {"fault": NAME, …}: make the node fail as tests need it. Only root@pam, gone when the API restarts."""
         if request[fake_server.USER].split("!")[0] != "root@pam":
-            raise PveError(403, "Permission check failed (user != root@pam)")
+            return fake_server.error(403, "Permission check failed (user != root@pam)")
         body = await request.json()
         fault = FAULTS.get(body.pop("fault", None))
         if fault is None:
