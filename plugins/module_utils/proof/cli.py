@@ -183,6 +183,9 @@ def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
     """Say what is wrong now, of a unit or of a launcher alone; prints one row."""
     foreign = launcher_of(options) or {}
     printed = unexpanded(foreign.get("output", ""))
+    found = process.matches(options.pattern, os.getpid())[0] if options.pattern and not options.unit else ()
+    # What a pattern found is judged by the unit that it runs in, where it runs in one.
+    options.unit = options.unit or next(filter(None, map(process.unit_of, found)), None)
     if options.unit:
         parameters = {
             "state": "observed", "jobs": [{"unit": options.unit, "log": options.log}], "launcher": foreign or None,
@@ -197,7 +200,7 @@ def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
         job["unexpanded"] = printed
         document = drive(request, paths, quiet=True)
     else:
-        row = diagnose_launcher(foreign, options.pattern, printed)
+        row = diagnose_process(found[0]) if found else diagnose_launcher(foreign, options.pattern, printed)
         document = {"jobs": [row]}
     if options.json:
         print(json.dumps(document["jobs"][0], indent=2, sort_keys=True, ensure_ascii=False))
@@ -206,13 +209,24 @@ def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
     return report(document, options)
 
 
+def diagnose_process(pid: int) -> dict:
+    """The row of a process that runs in no unit: it lives, and nothing tells of which launch it is or how it will end."""
+    words = " ".join(process.argv(pid))
+    row = {
+        "host": socket.gethostname(), "unit": "pid %d" % pid, "run_id": None, "stage": "launch_proof", "code": "inconclusive", "ok": False,
+        "seconds": 0.0, "remedy": "It runs in no unit, so no launch of it can be proved: start it by launchproof run, or as a job.",
+        "evidence": {"pid": pid, "command": words, "outputs": list(known(process.outputs(pid, None)[0], ()))}, "also_observed": [],
+    }  # fmt: skip
+    return Redactor().data(row)
+
+
 def diagnose_launcher(foreign: dict, pattern: str | None, printed: tuple) -> dict:
     """The row of a launch of which nothing is known but its launcher: there is no unit to look at."""
     now = ledger.boottime()
     facts = Facts(
         unit="the job",
         at=now,
-        wrong_processes=process.wrong_matches(pattern, (), os.getpid()) if pattern else (),
+        wrong_processes=process.matches(pattern, os.getpid())[1] if pattern else (),
         unexpanded=printed,
         host=socket.gethostname(),
     )

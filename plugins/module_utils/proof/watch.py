@@ -14,6 +14,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources i
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import NAMES, Loop
 
 TICK = 1.0  # s between samples of what sends no events
+STORM = 32  # units from which on a pause as long as the asking took comes after it
 FRESH = 0.05  # s: a look that is younger than this needs no second one before a success
 
 
@@ -41,8 +42,8 @@ class Watch:
         ending = [s for s, _p in answers.values() if isinstance(s, UnitState) and s.pending_job and s.active_state == "deactivating"]
         jobs = systemd.pending_jobs() if ending else {}
         now = ledger.boottime()
-        # Storms of events are answered together: at most half of the time goes into asking.
-        self._show_free_at = now + (now - began)
+        # Storms of events of many units are answered together: at most half of the time goes into asking.
+        self._show_free_at = now + (now - began) * min(len(units) / STORM, 1.0)
         for item in units:
             state, properties = answers[item.unit]
             if isinstance(state, UnitState) and state.pending_job:

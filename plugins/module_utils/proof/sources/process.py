@@ -152,29 +152,49 @@ def ancestors(pid: int) -> tuple:
 CARRIERS = re.compile(r"(?:^|/)-?(?:ba|da|z|k|c)?sh$|(?:^|/)(?:sshd?|lxc-attach|pct|sudo|env|tmux|screen|pgrep|pkill|grep|tail|less|watch|vim?|nano)$")
 
 
-def wrong_matches(pattern: str, group: tuple, observer: int) -> tuple:
-    """What a command-line pattern matches when none of it is the job, each in words; () when some of it is.
+def matches(pattern: str, observer: int) -> tuple:
+    """Return (pids that a command-line pattern matches and that may be the job, matches that cannot be, in words).
 
-    I(group) holds the pids of the unit's control group, () when there is no unit to compare with. This reads command
-    lines to explain why others should not: nothing is selected by them.
+    This reads command lines to explain what others found by them: nothing is selected by them.
     """
     search = re.compile(pattern).search
     own = ancestors(observer)
-    found = []
+    jobs, wrong = [], []
     for name in os.listdir("/proc"):
         words = argv(int(name)) if name.isdigit() else ()
-        if not words or not search(" ".join(words)):
+        pid = int(name) if words else 0
+        if not words or pid == observer or not search(" ".join(words)):
             continue
-        pid = int(name)
         about = "pid %d (%s)" % (pid, " ".join(words)[:120])
-        if pid == own[0]:
-            continue
         if pid in own:
-            found.append(about + ", the observer's own shell or one above it")
+            wrong.append(about + ", the observer's own shell or one above it")
         elif CARRIERS.search(words[0]):
-            found.append(about + ", which only carries the name on its command line")
-        elif group and pid not in group:
-            found.append(about + ", outside the unit's control group")
+            wrong.append(about + ", which only carries the name on its command line")
         else:
-            return ()
-    return tuple(found)
+            jobs.append(pid)
+    return tuple(jobs), tuple(wrong)
+
+
+def wrong_matches(pattern: str, group: tuple, observer: int) -> tuple:
+    """What a command-line pattern matches when none of it is in the unit's group, whose pids I(group) holds; () when some is."""
+    jobs, wrong = matches(pattern, observer)
+    if any(pid in group for pid in jobs):
+        return ()
+    outside = tuple("pid %d (%s), outside the unit's control group" % (pid, " ".join(argv(pid))[:120]) for pid in jobs)
+    return wrong + outside
+
+
+def unit_of(pid: int) -> str | None:
+    """The service whose control group a process is in, None where it is in none."""
+    try:
+        with open("/proc/%d/cgroup" % pid, encoding="utf-8") as handle:
+            lines = handle.read().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _number, controllers, path = line.split(":", 2)
+        if controllers in ("", "name=systemd"):
+            names = [part for part in path.split("/") if part.endswith(".service")]
+            if names:
+                return names[-1]
+    return None

@@ -59,7 +59,7 @@ def test_show_of_two_units():
     assert (state.timeout_start, state.runtime_max, state.watchdog, state.restart_sec) == (90.0, 3600.0, None, 0.1)
     assert state.memory_max == 104857600
     assert systemd.command(first) == ("/bin/sh", "-c", "echo", "a=b;", "exit", "3")
-    assert systemd.failed_command_status(first) == 200
+    assert systemd.failed_command(first) == "/bin/b (exit status 200)"
     state = systemd.unit_state(second, offset=0.0)
     assert (state.load_state, state.load_error) == ("not-found", "Unit b.service not found.")
     assert (state.memory_max, state.pending_job, state.condition_at) == (None, "pending", 0.0)
