@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.machine import STATE, Machine
 
-pytestmark = [pytest.mark.container, pytest.mark.long]
+pytestmark = pytest.mark.container
 
 TEMPLATE = "local:vztmpl/debian-12-launchproof_amd64.tar.zst"
 # What the node may leave on a machine: nothing of this.
@@ -56,6 +56,7 @@ def test_check_does_not_need_the_tools_it_would_install(machine):
 
 
 def test_up_and_again(machine):
+    machine.seed()
     assert changed(machine.playbook()) > 0
     before = pids(machine)
     assert changed(machine.playbook()) == 0
@@ -65,11 +66,19 @@ def test_up_and_again(machine):
 def test_a_container_has_systemd_network_and_its_device(machine):
     net = "-net0 name=eth0,bridge=lpbr0,ip=198.51.100.70/24,gw=198.51.100.1"
     machine.sh(f"{CREATE} -vmid 970 -hostname first -onboot 1 {net} -dev0 /dev/fuse,mode=0666 -start 1")
-    assert machine.sh("pct exec 970 -- sh -c 'until systemctl is-system-running --wait >/dev/null 2>&1; do :; done; systemctl is-system-running'") == "running"
+    assert (
+        machine.sh(
+            "pct exec 970 -- sh -c 'until systemctl is-system-running --wait >/dev/null 2>&1; do :; done; systemctl is-system-running'"
+        )
+        == "running"
+    )
     assert machine.sh("pct exec 970 -- stat -c '%a %t' /dev/fuse") == "666 a"
     assert machine.sh("pct exec 970 -- cat /etc/hostname") == "first"
     # Out through NAT, to the S3 server on the bridge, and by name.
-    assert "400" in machine.sh("pct exec 970 -- python3 -c 'import urllib.request as r; r.urlopen(\"http://198.51.100.1:19000/\")' 2>&1", check=False)
+    assert "400" in machine.sh(
+        "pct exec 970 -- python3 -c 'import urllib.request as r; r.urlopen(\"http://198.51.100.1:19000/\")' 2>&1",
+        check=False,
+    )
     machine.sh("pct exec 970 -- python3 -c 'import socket; socket.getaddrinfo(\"deb.debian.org\", 80)'")
 
 
@@ -99,7 +108,9 @@ def test_lost_network_and_tools_come_back(machine):
 def test_a_create_that_the_api_did_not_survive_leaves_nothing(machine):
     api = pids(machine)["api"]
     # The kill comes when the template is being unpacked: tar is a process then.
-    machine.sh(f"{CREATE} -vmid 971 >/dev/null 2>&1 & until pgrep -x tar >/dev/null; do :; done; kill -9 {api}; while pgrep -x tar >/dev/null; do :; done")
+    machine.sh(
+        f"{CREATE} -vmid 971 >/dev/null 2>&1 & until pgrep -x tar >/dev/null; do :; done; kill -9 {api}; while pgrep -x tar >/dev/null; do :; done"
+    )
     machine.playbook()
     assert machine.sh(f"ls /var/lib/lxc {STATE}/storage/images | grep -c 971", check=False) == "0"
     assert machine.sh("losetup --noheadings --output BACK-FILE | grep -c vm-971", check=False) == "0"
@@ -137,12 +148,17 @@ def test_down_leaves_nothing_and_keeps_the_caches(machine):
     assert machine.sh("pct status 970") == "status: running"
     assert changed(machine.playbook("-e", "local_node_state=absent")) == 1
     assert machine.sh(FOOTPRINT, check=False) == machine.footprint
-    assert machine.sh(f"ls {STATE}/storage/template/cache").split() == ["debian-12-launchproof_amd64.tar.key", "debian-12-launchproof_amd64.tar.zst"]
+    assert machine.sh(f"ls {STATE}/storage/template/cache").split() == [
+        "debian-12-launchproof_amd64.tar.key",
+        "debian-12-launchproof_amd64.tar.zst",
+    ]
     assert changed(machine.playbook("-e", "local_node_state=absent")) == 0
 
 
 def test_a_port_in_use_is_said_before_anything_is_changed(machine):
-    machine.sh("python3 -m http.server 18006 --bind 127.0.0.1 >/dev/null 2>&1 & echo $! >/run/http; until ss -tlnH | grep -q :18006; do :; done")
+    machine.sh(
+        "python3 -m http.server 18006 --bind 127.0.0.1 >/dev/null 2>&1 & echo $! >/run/http; until ss -tlnH | grep -q :18006; do :; done"
+    )
     done = machine.playbook(check=False)
     machine.sh("kill $(cat /run/http)")
     assert "local_node_api_port=18006: another process listens there; choose another port" in done.stdout

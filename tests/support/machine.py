@@ -205,6 +205,12 @@ class Machine:
         ]
         return self.run(*command, check=check, environment={**ANSIBLE, "ANSIBLE_CONFIG": str(configuration)})
 
+    def seed(self):
+        """Give it the caches of this machine's own node, where there is one: they take a minute to make."""
+        for name in ("cache", "storage/template/cache"):
+            if (STATE / name).is_dir():
+                shutil.copytree(STATE / name, self.folder / "disk" / str(STATE / name).lstrip("/"), symlinks=True)
+
     def crash(self):
         """Power off without warning: every process dies at once, nothing is written any more."""
         with contextlib.suppress(ProcessLookupError):

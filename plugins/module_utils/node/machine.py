@@ -17,7 +17,16 @@ from urllib.parse import unquote, urlsplit
 # Where Debian's update-ca-certificates takes a machine's own authorities from, and what it makes of them.
 OWN_AUTHORITIES = "usr/local/share/ca-certificates"
 BUNDLE = "/etc/ssl/certs/ca-certificates.crt"
-PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "all_proxy")
+PROXY_VARIABLES = (
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "ALL_PROXY",
+    "all_proxy",
+)
 # pip's list-valued options; a later source replaces an earlier one as a whole.
 LISTS = ("extra-index-url", "find-links", "constraint", "trusted-host")
 OPTIONS = ("index-url", "no-index", *LISTS)
@@ -46,7 +55,11 @@ def pip_settings(root, environment, home="/root"):
         value = environment.get("PIP_" + option.upper().replace("-", "_"))
         if value:
             found[option] = value
-    return {option: found[option].split() if option in LISTS else found[option].strip() for option in OPTIONS if found.get(option)}
+    return {
+        option: found[option].split() if option in LISTS else found[option].strip()
+        for option in OPTIONS
+        if found.get(option)
+    }
 
 
 def local_path(location):
@@ -105,9 +118,7 @@ def _mountable(root, paths):
     # A simple index links to files beside it (../../files/…): its parent folder is what it needs.
     for path in paths:
         target = Path(path)
-        if (root / path.lstrip("/")).is_dir() and target.name == "simple":
-            target = target.parent
-        elif not (root / path.lstrip("/")).is_dir():
+        if (root / path.lstrip("/")).is_dir() and target.name == "simple" or not (root / path.lstrip("/")).is_dir():
             target = target.parent
         if target != Path("/"):
             yield str(target)

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -114,7 +115,9 @@ class Node:
         """The Debian packages of the machine that are not installed."""
         wanted = self.settings["machine_packages"]
         command = ["dpkg-query", "--show", "--showformat", "${Package} ${db:Status-Status}\n", *wanted]
-        lines = subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines() if wanted else []
+        lines = (
+            subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines() if wanted else []
+        )
         return [name for name in wanted if f"{name} installed" not in lines]
 
     def containers(self):
@@ -162,7 +165,12 @@ class Files:
                 return "settings differ"
         except OSError:
             return "absent"
-        paths = [*self._secrets(), self.node.dir / "ssh/id_ed25519", self.node.dir / "ssh/host_ed25519", self.node.dir / "ssh/sshd_config"]
+        paths = [
+            *self._secrets(),
+            self.node.dir / "ssh/id_ed25519",
+            self.node.dir / "ssh/host_ed25519",
+            self.node.dir / "ssh/sshd_config",
+        ]
         missing = [path.name for path in paths if not path.exists()]
         if missing:
             return f"{missing[0]} missing"
@@ -181,9 +189,18 @@ class Files:
             (node.dir / name).mkdir(mode=0o700 if name != "s3" else 0o755, parents=True, exist_ok=True)
         # Clients that are not root verify the certificate, so its folder can be entered.
         (node.dir / "tls").chmod(0o755)
-        for name in ("storage/images", "storage/template/cache", "log", "s3/data", f"pve/nodes/{node.settings['node']}/lxc"):
+        for name in (
+            "storage/images",
+            "storage/template/cache",
+            "log",
+            "s3/data",
+            f"pve/nodes/{node.settings['node']}/lxc",
+        ):
             (node.dir / name).mkdir(parents=True, exist_ok=True)
-        for link, target in (("local", f"nodes/{node.settings['node']}"), ("lxc", f"nodes/{node.settings['node']}/lxc")):
+        for link, target in (
+            ("local", f"nodes/{node.settings['node']}"),
+            ("lxc", f"nodes/{node.settings['node']}/lxc"),
+        ):
             path = node.dir / "pve" / link
             if not path.is_symlink() or os.readlink(path) != target:
                 path.unlink(missing_ok=True)
@@ -193,7 +210,18 @@ class Files:
                 write(path, make() + "\n", 0o600)
         for name in ("id_ed25519", "host_ed25519"):
             if not (node.dir / "ssh" / name).exists():
-                run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "launchproof-node", "-f", str(node.dir / "ssh" / name))
+                run(
+                    "ssh-keygen",
+                    "-q",
+                    "-t",
+                    "ed25519",
+                    "-N",
+                    "",
+                    "-C",
+                    "launchproof-node",
+                    "-f",
+                    str(node.dir / "ssh" / name),
+                )
         if not self._certificate_lasts():
             self._make_certificate()
         port = node.settings["ssh_port"]
@@ -282,7 +310,9 @@ class Template:
         self.authorities = machine.container_needs("/", node.environment)["authorities"]
 
     def _wanted(self):
-        digest = hashlib.sha256(json.dumps([self.node.settings["suite"], sorted(self.node.settings["packages"])]).encode())
+        digest = hashlib.sha256(
+            json.dumps([self.node.settings["suite"], sorted(self.node.settings["packages"])]).encode()
+        )
         for path in self.authorities:
             digest.update(Path(path).read_bytes())
         return digest.hexdigest()
@@ -306,7 +336,9 @@ class Template:
             if re.match(r"Acquire::(\S+::)?(Proxy|CaInfo|Check-Valid-Until|Check-Date)\b", line) and '""' not in line:
                 command.append(f"--aptopt={line}")
         if self.authorities:
-            command.append("--customize-hook=copy-in " + " ".join(self.authorities) + " /usr/local/share/ca-certificates")
+            command.append(
+                "--customize-hook=copy-in " + " ".join(self.authorities) + " /usr/local/share/ca-certificates"
+            )
             command.append('--customize-hook=chroot "$1" update-ca-certificates')
         temporary = self.path.with_name("new-" + self.path.name)
         return _begin(self.node, self.name, [*command, self.node.settings["suite"], str(temporary),
@@ -338,7 +370,9 @@ def finish_together(parts):
             part.finish()
         else:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-            failed = failed or NodeError(f"{part.name}: {process.args[0]} failed with {process.returncode}, see {log}:\n{tail}")
+            failed = failed or NodeError(
+                f"{part.name}: {process.args[0]} failed with {process.returncode}, see {log}:\n{tail}"
+            )
     if failed:
         raise failed
 
@@ -355,7 +389,9 @@ class Bridge:
         self.node = node
 
     def _link(self):
-        done = subprocess.run(["ip", "-json", "address", "show", "dev", self.node.bridge], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["ip", "-json", "address", "show", "dev", self.node.bridge], capture_output=True, text=True, check=False
+        )
         return json.loads(done.stdout)[0] if done.returncode == 0 else None
 
     def _foreign(self, link):
@@ -380,19 +416,28 @@ class Bridge:
         """Raise NodeError when the bridge would collide with what the machine has."""
         node = self.node
         if self.look() == "foreign":
-            raise NodeError(f"local_node_bridge={node.bridge}: an interface of that name exists and is not this node's; choose another name")
+            raise NodeError(
+                f"local_node_bridge={node.bridge}: an interface of that name exists and is not this node's; choose another name"
+            )
         for route in json.loads(run("ip", "-json", "route", "show", "table", "all")) if shutil.which("ip") else []:
             target = route["dst"].partition("/")
             try:
                 found = ipaddress.ip_network(route["dst"] if target[1] else f"{route['dst']}/32")
             except ValueError:
                 continue  # "default"
-            if found.version == 4 and found.prefixlen and found.overlaps(node.network) and route.get("dev") != node.bridge:
+            if (
+                found.version == 4
+                and found.prefixlen
+                and found.overlaps(node.network)
+                and route.get("dev") != node.bridge
+            ):
                 raise NodeError(f"local_node_network={node.network}: collides with the machine's route {route['dst']} dev "
                                 f"{route.get('dev')}; choose a network that is not in use here")  # fmt: skip
         servers, _search = machine.resolvers("/")
         if not servers:
-            raise NodeError("/etc/resolv.conf names no name server that a container can reach; add one that is not on loopback")
+            raise NodeError(
+                "/etc/resolv.conf names no name server that a container can reach; add one that is not on loopback"
+            )
         for host in [*servers, *machine.index_hosts("/", node.environment)]:
             for address in _addresses(host):
                 if ipaddress.ip_address(address) in node.network:
@@ -446,7 +491,11 @@ class Nat:
         done = subprocess.run(["nft", "list", "table", "ip", TABLE], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return "absent"
-        return "up" if f'ip saddr {self.node.network} oifname != "{self.node.bridge}" masquerade' in done.stdout else "differs"
+        return (
+            "up"
+            if f'ip saddr {self.node.network} oifname != "{self.node.bridge}" masquerade' in done.stdout
+            else "differs"
+        )
 
     def up(self):
         """Replace the table in one transaction."""
@@ -499,13 +548,16 @@ class Tools:
 
     def _scripts(self):
         for name in ("pct", "pvesh"):
-            yield TOOLS / name, (
-                "#!/usr/bin/python3 -IS\n"
-                "# dflash.launchproof local node: taken away again when the node goes down\n"
-                "import sys\n\n"
-                f"sys.dont_write_bytecode = True\nsys.path.insert(0, {str(self.node.lib)!r})\n"
-                f"from launchproof_node.{name} import main\n\n"
-                f"sys.exit(main({str(self.node.dir)!r}, sys.argv[1:]))\n"
+            yield (
+                TOOLS / name,
+                (
+                    "#!/usr/bin/python3 -IS\n"
+                    "# dflash.launchproof local node: taken away again when the node goes down\n"
+                    "import sys\n\n"
+                    f"sys.dont_write_bytecode = True\nsys.path.insert(0, {str(self.node.lib)!r})\n"
+                    f"from launchproof_node.{name} import main\n\n"
+                    f"sys.exit(main({str(self.node.dir)!r}, sys.argv[1:]))\n"
+                ),
             )
 
     def look(self):
@@ -533,7 +585,11 @@ class Tools:
     def up(self):
         """Add what is missing; what the machine already has stays as it is."""
         for path, text in self._scripts():
-            if path.exists() and self._ours(path.read_text(errors="replace")) or not (path.exists() or shutil.which(path.name)):
+            if (
+                path.exists()
+                and self._ours(path.read_text(errors="replace"))
+                or not (path.exists() or shutil.which(path.name))
+            ):
                 write(path, text, 0o755)
         if not os.path.lexists("/etc/pve"):
             os.symlink(self.node.dir / "pve", "/etc/pve")
@@ -560,7 +616,9 @@ class Tools:
 
 def _has_range(name):
     try:
-        return any(line.split(":")[:2] in (["root", "100000"], ["0", "100000"]) for line in Path(name).read_text().splitlines())
+        return any(
+            line.split(":")[:2] in (["root", "100000"], ["0", "100000"]) for line in Path(name).read_text().splitlines()
+        )
     except OSError:
         return False
 
@@ -633,7 +691,9 @@ class Daemon:
                 probe.bind(self.address())
             except OSError as error:
                 if error.errno == 98:  # EADDRINUSE
-                    raise NodeError(f"{self.port_variable}={self.address()[1]}: another process listens there; choose another port") from None
+                    raise NodeError(
+                        f"{self.port_variable}={self.address()[1]}: another process listens there; choose another port"
+                    ) from None
 
     def up(self):
         """Start it (again) and wait until it answers."""
@@ -656,7 +716,11 @@ class Daemon:
         deadline = time.monotonic() + START_TIMEOUT
         while not self.answers():
             if process.poll() is not None or time.monotonic() > deadline:
-                state = f"ended with {process.returncode}" if process.returncode is not None else f"did not answer in {START_TIMEOUT} s"
+                state = (
+                    f"ended with {process.returncode}"
+                    if process.returncode is not None
+                    else f"did not answer in {START_TIMEOUT} s"
+                )
                 tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
                 raise NodeError(f"{self.name} {state}, see {log}:\n{tail}")
             time.sleep(0.02)
@@ -690,8 +754,6 @@ def _end(pid):
     except (AttributeError, OSError):
         return
     try:
-        import select
-
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
         for number, seconds in ((signal.SIGTERM, STOP_TIMEOUT), (signal.SIGKILL, 5)):
@@ -807,7 +869,16 @@ class S3(Daemon):
         data = self.node.dir / "s3/data"
         (data / self.node.settings["s3_bucket"]).mkdir(parents=True, exist_ok=True)
         host, port = self.address()
-        return [str(self.node.cache / "venv/bin/rclone"), "serve", "s3", "--addr", f"{host}:{port}", "--config", "", str(data)]
+        return [
+            str(self.node.cache / "venv/bin/rclone"),
+            "serve",
+            "s3",
+            "--addr",
+            f"{host}:{port}",
+            "--config",
+            "",
+            str(data),
+        ]
 
     def variables(self):
         """Credentials by environment: a command line can be read by every user of the machine."""
@@ -818,7 +889,11 @@ class S3(Daemon):
         """Address, bucket, credentials and program."""
         folder = self.node.dir
         text = f"{self.address()} {self.node.settings['s3_bucket']} "
-        return hashlib.sha256((text + _digest(folder / "s3/access_key", folder / "s3/secret_key", folder / "cache/venv/complete")).encode()).hexdigest()
+        return hashlib.sha256(
+            (
+                text + _digest(folder / "s3/access_key", folder / "s3/secret_key", folder / "cache/venv/complete")
+            ).encode()
+        ).hexdigest()
 
     def answers(self):
         """It refuses a request without a signature."""

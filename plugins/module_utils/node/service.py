@@ -24,7 +24,9 @@ class Service:
         try:
             network = ipaddress.ip_network(settings["network"])
         except ValueError as error:
-            raise parts.NodeError(f"local_node_network={settings['network']}: {error}; give a network such as 198.51.100.0/24") from None
+            raise parts.NodeError(
+                f"local_node_network={settings['network']}: {error}; give a network such as 198.51.100.0/24"
+            ) from None
         if network.version != 4 or not 16 <= network.prefixlen <= 29:
             raise parts.NodeError(f"local_node_network={network}: give an IPv4 network between /16 and /29")
         self.node = parts.Node(settings, environment)
@@ -134,7 +136,10 @@ class Service:
         if containers:
             # By LXC itself: the API may be what is broken.
             destroy = ["/usr/bin/python3", "-m", "launchproof_node.destroy", str(node.dir)]
-            parts.run(*destroy, environment={"PATH": parts.SYSTEM_PATH, "PYTHONPATH": str(node.lib), "PYTHONDONTWRITEBYTECODE": "1"})
+            parts.run(
+                *destroy,
+                environment={"PATH": parts.SYSTEM_PATH, "PYTHONPATH": str(node.lib), "PYTHONDONTWRITEBYTECODE": "1"},
+            )
         for part in reversed(self.parts):
             part.down()
         if purge:

@@ -239,7 +239,11 @@ class RealPve(FakePve):
         response = await bound(request, handler)
         if response.status == 401:
             await asyncio.sleep(3)  # what a failed login costs on a real node
-        if response.status >= 400 and isinstance(response, web.Response) and response.content_type == "application/json":
+        if (
+            response.status >= 400
+            and isinstance(response, web.Response)
+            and response.content_type == "application/json"
+        ):
             body = json.loads(response.text)
             # Proxmox VE 8.2 gives the message in the reason phrase alone; a client must not look for it in the body.
             if body.pop("message", None):

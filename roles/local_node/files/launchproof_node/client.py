@@ -31,11 +31,16 @@ class Client:
     def __init__(self, settings):
         """Log in; raises OSError when the API does not answer, ApiError when it refuses."""
         context = ssl.create_default_context(cafile=str(settings.ca))
-        self._connection = http.client.HTTPSConnection(settings.api_host, settings.api_port, context=context, timeout=120)
+        self._connection = http.client.HTTPSConnection(
+            settings.api_host, settings.api_port, context=context, timeout=120
+        )
         self._headers = {}
         login = {"username": "root@pam", "password": settings.secret(settings.password_file)}
         ticket = self.request("POST", "/access/ticket", login)
-        self._headers = {"Cookie": f"PVEAuthCookie={ticket['ticket']}", "CSRFPreventionToken": ticket["CSRFPreventionToken"]}
+        self._headers = {
+            "Cookie": f"PVEAuthCookie={ticket['ticket']}",
+            "CSRFPreventionToken": ticket["CSRFPreventionToken"],
+        }
 
     def request(self, method, path, values=None):
         """The data of an answer; raises ApiError."""

@@ -10,7 +10,19 @@ from urllib.parse import unquote
 from .settings import ID_COUNT, ID_SHIFT
 
 # Options that the API answers as numbers; everything else stays text.
-INTEGERS = {"memory", "swap", "cores", "cpuunits", "onboot", "protection", "unprivileged", "template", "tty", "debug", "console"}
+INTEGERS = {
+    "memory",
+    "swap",
+    "cores",
+    "cpuunits",
+    "onboot",
+    "protection",
+    "unprivileged",
+    "template",
+    "tty",
+    "debug",
+    "console",
+}
 # What this node does for real. An option that is not here would be stored and have no effect, which is worse
 # than an error: a test that passes on it means nothing on a real node.
 OPTIONS = {
@@ -52,7 +64,10 @@ def check(options):
                     raise Unsupported(f"features={name}={state}")
         elif key.startswith("net"):
             _check_properties(key, properties(value, "name"), NET_KEYS)
-            if properties(value, "name").get("ip") == "dhcp" or properties(value, "name").get("ip6") in ("dhcp", "auto"):
+            if properties(value, "name").get("ip") == "dhcp" or properties(value, "name").get("ip6") in (
+                "dhcp",
+                "auto",
+            ):
                 raise Unsupported(f"{key}: no DHCP or router advertisement on this bridge, give a static address")
         elif key.startswith("dev"):
             _check_properties(key, properties(value, "path"), DEVICE_KEYS)
@@ -180,7 +195,10 @@ def lxc_config(vmid, config, rootfs, cpus, cgroup2, devices, mounts):
     if cgroup2:
         lines += [f"{limits}memory.max = {memory}M", f"{limits}memory.swap.max = {swap}M"]
     else:
-        lines += [f"{limits}memory.limit_in_bytes = {memory}M", f"{limits}memory.memsw.limit_in_bytes = {memory + swap}M"]
+        lines += [
+            f"{limits}memory.limit_in_bytes = {memory}M",
+            f"{limits}memory.memsw.limit_in_bytes = {memory + swap}M",
+        ]
     lines += [f"{limits}{key} = {value}" for key, value in cpu_limits(config, cpus, cgroup2).items()]
     for n, text in numbered(config, "net"):
         lines += _network(vmid, n, properties(text, "name"))

@@ -29,7 +29,9 @@ def main(directory, arguments):
     function = COMMANDS.get(command)
     try:
         if function is None:
-            raise Exit(f"ERROR: unknown command 'pct {command}'\nusage: pct <COMMAND> [ARGS] [OPTIONS]; here: {' '.join(sorted(COMMANDS))}")
+            raise Exit(
+                f"ERROR: unknown command 'pct {command}'\nusage: pct <COMMAND> [ARGS] [OPTIONS]; here: {' '.join(sorted(COMMANDS))}"
+            )
         return function(_Node(directory), rest)
     except Exit as end:
         print(end, file=sys.stderr)
@@ -76,7 +78,9 @@ def parse_exec(arguments):
             keep = (value if equals else rest.pop(0) if rest else "1") not in ("0", "no", "off", "false")
         elif word.startswith("-"):
             # Without -- the options of the command are taken for pct's own.
-            raise Exit(f"Unknown option: {word.lstrip('-')}\n400 unable to parse option\npct exec <vmid> [<extra-args>] [OPTIONS]")
+            raise Exit(
+                f"Unknown option: {word.lstrip('-')}\n400 unable to parse option\npct exec <vmid> [<extra-args>] [OPTIONS]"
+            )
         else:
             command.append(word)
     if not command:
@@ -143,15 +147,16 @@ def _pending(node, arguments):
 
 def _push(node, arguments):
     vmid, source, target, options = _copy_arguments(node, arguments, "push", ("perms", "user", "group"))
+    script = 'cat >"$1" || exit 1; [ -z "$2" ] || chmod "$2" "$1"; [ -z "$3" ] || chown "$3" "$1"'
+    owner = f"{options.get('user', '')}:{options['group']}" if "group" in options else options.get("user", "")
     # As on a real node: what goes wrong here is said on stderr and the exit code is 0 all the same.
     try:
-        data = open(source, "rb")
+        with open(source, "rb") as data:
+            code = _attach(vmid, script, [target, options.get("perms", ""), owner], stdin=data)
     except OSError as error:
         print(f"failed to open {source}: {error.strerror}", file=sys.stderr)
         return 0
-    script = 'cat >"$1" || exit 1; [ -z "$2" ] || chmod "$2" "$1"; [ -z "$3" ] || chown "$3" "$1"'
-    owner = f"{options.get('user', '')}:{options['group']}" if "group" in options else options.get("user", "")
-    if _attach(vmid, script, [target, options.get("perms", ""), owner], stdin=data) != 0:
+    if code != 0:
         print(f"failed to create file: {target}", file=sys.stderr)
     return 0
 
@@ -159,11 +164,12 @@ def _push(node, arguments):
 def _pull(node, arguments):
     vmid, source, target, _options = _copy_arguments(node, arguments, "pull", ("perms", "user", "group"))
     try:
-        out = open(target, "wb")  # a failed pull leaves it empty, as seen
+        with open(target, "wb") as out:  # a failed pull leaves it empty, as seen
+            code = _attach(vmid, 'cat "$1"', [source], stdout=out)
     except OSError as error:
         print(f"failed to create {target}: {error.strerror}", file=sys.stderr)
         return 0
-    if _attach(vmid, 'cat "$1"', [source], stdout=out) != 0:
+    if code != 0:
         print(f"failed to open {source}", file=sys.stderr)
     return 0
 

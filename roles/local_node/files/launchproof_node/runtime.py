@@ -30,7 +30,7 @@ class Failed(Exception):
     """An operation on the machine failed; the text is for the task's log."""
 
 
-async def run(*argv, data=None, timeout=None):
+async def run(*argv, data=None):
     """Run a command in a session of its own, so that a signal to the API does not reach it; (code, output)."""
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -39,7 +39,7 @@ async def run(*argv, data=None, timeout=None):
         stderr=asyncio.subprocess.STDOUT,
         start_new_session=True,
     )
-    out, _none = await asyncio.wait_for(process.communicate(data), timeout)
+    out, _none = await process.communicate(data)
     return process.returncode, out.decode(errors="replace").strip()
 
 
@@ -134,7 +134,9 @@ class Runtime:
         image = self.image(volume)
         out = await must("losetup", "--noheadings", "--output", "NAME", "--associated", str(image))
         if out and not _capable(CAP_SYS_RESOURCE):
-            raise Failed("this machine withholds CAP_SYS_RESOURCE, without which no mounted ext4 can grow: stop the container first")
+            raise Failed(
+                "this machine withholds CAP_SYS_RESOURCE, without which no mounted ext4 can grow: stop the container first"
+            )
         os.truncate(image, size)
         if out:
             await must("losetup", "--set-capacity", out.split()[0])
@@ -218,7 +220,9 @@ class Runtime:
             "devices": staged,
             "files": {
                 "/etc/hostname": hostname.split(".")[0] + "\n",
-                "/etc/resolv.conf": node_config.resolv_text(config, self.settings.nameservers, self.settings.searchdomain),
+                "/etc/resolv.conf": node_config.resolv_text(
+                    config, self.settings.nameservers, self.settings.searchdomain
+                ),
             },
             "sections": {"/etc/hosts": node_config.hosts_body(config, vmid)},
             "log": str(log),
@@ -246,7 +250,9 @@ class Runtime:
             if mount["volume"].startswith("/"):
                 if not Path(mount["volume"]).is_dir():
                     raise Failed(f"mp{n}: directory '{mount['volume']}' does not exist")
-                mounts.append((mount["volume"], mount["mp"].lstrip("/"), ["ro"] if mount.get("ro") == "1" else [], False))
+                mounts.append(
+                    (mount["volume"], mount["mp"].lstrip("/"), ["ro"] if mount.get("ro") == "1" else [], False)
+                )
         return volumes, sorted(mounts, key=lambda entry: entry[1])
 
     def _devices(self, vmid, config):
@@ -316,7 +322,10 @@ class Runtime:
         if self.cgroup2:
             wanted += [("memory", "memory.max", str(memory)), ("memory", "memory.swap.max", str(swap))]
         else:
-            both = [("memory", "memory.limit_in_bytes", str(memory)), ("memory", "memory.memsw.limit_in_bytes", str(memory + swap))]
+            both = [
+                ("memory", "memory.limit_in_bytes", str(memory)),
+                ("memory", "memory.memsw.limit_in_bytes", str(memory + swap)),
+            ]
             # Version 1 refuses a moment in which memory plus swap is less than memory.
             grows = memory + swap >= self._number(pid, "memory", "memory.memsw.limit_in_bytes")
             wanted += reversed(both) if grows else both

@@ -136,7 +136,15 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    settings = {"node": "n", "api_host": "127.0.0.1", "api_port": 1, "gateway": "198.51.100.1", "nameservers": [], "searchdomain": "", "token_id": "launchproof"}
+    settings = {
+        "node": "n",
+        "api_host": "127.0.0.1",
+        "api_port": 1,
+        "gateway": "198.51.100.1",
+        "nameservers": [],
+        "searchdomain": "",
+        "token_id": "launchproof",
+    }
     (tmp_path / "node.json").write_text(json.dumps(settings))
     for name in ("secrets", "log", "run", "storage/images", "storage/template/cache"):
         (tmp_path / name).mkdir(parents=True)
@@ -171,7 +179,9 @@ def test_the_version_that_these_tests_hold_is_the_one_installed():
 def test_create_shows_only_its_lock_until_the_work_is_done(node):
     async def story():
         node.lxc.hold = asyncio.Event()
-        _status, _reason, body = await node.call("POST", "/nodes/n/lxc", {**CREATE, "password": "hunter22", "ssh-public-keys": "ssh-ed25519 AAAA x"})
+        _status, _reason, body = await node.call(
+            "POST", "/nodes/n/lxc", {**CREATE, "password": "hunter22", "ssh-public-keys": "ssh-ed25519 AAAA x"}
+        )
         while not node.lxc.calls:
             await asyncio.sleep(0)
         assert set(await node.config()) == {"lock", "digest"}
@@ -184,9 +194,17 @@ def test_create_shows_only_its_lock_until_the_work_is_done(node):
         assert (config["hostname"], config["tags"], config["description"]) == ("one", "launchproof", "text\n")
         assert "lock" not in config and config["rootfs"] == "local:901/vm-901-disk-0.raw,size=4G"
         name, vmid, final, template, password, keys = node.lxc.calls[0]
-        assert (name, vmid, template, password, keys) == ("create", 901, "debian.tar.zst", "hunter22", "ssh-ed25519 AAAA x")
+        assert (name, vmid, template, password, keys) == (
+            "create",
+            901,
+            "debian.tar.zst",
+            "hunter22",
+            "ssh-ed25519 AAAA x",
+        )
         assert final["unprivileged"] == 1 and "hwaddr=BC:24:11:" in final["net0"]
-        assert "hunter22" not in "".join(path.read_text() for path in node.folder.rglob("*") if path.is_file() and path.suffix != ".zst")
+        assert "hunter22" not in "".join(
+            path.read_text() for path in node.folder.rglob("*") if path.is_file() and path.suffix != ".zst"
+        )
 
     run(node, story)
 
@@ -246,7 +264,11 @@ def test_shutdown_waits_its_timeout_and_kills_only_when_told(node):
 def test_reboot_is_a_shutdown_and_a_start(node):
     async def story():
         await created(node, start="1")
-        await node.call("PUT", "/nodes/n/lxc/901/config", {"net0": "name=eth0,bridge=lpbr0,ip=198.51.100.9/24,hwaddr=BC:24:11:00:00:01"})
+        await node.call(
+            "PUT",
+            "/nodes/n/lxc/901/config",
+            {"net0": "name=eth0,bridge=lpbr0,ip=198.51.100.9/24,hwaddr=BC:24:11:00:00:01"},
+        )
         assert await node.task("POST", "/nodes/n/lxc/901/status/reboot") == "OK"
         assert node.lxc.names()[-2:] == ["shutdown", "start"]
         assert "198.51.100.9/24" in node.lxc.calls[-1][2]["net0"]
@@ -257,7 +279,10 @@ def test_reboot_is_a_shutdown_and_a_start(node):
 def test_destroy(node):
     async def story():
         await created(node, start="1")
-        assert (await node.call("DELETE", "/nodes/n/lxc/901"))[:2] == (500, "unable to destroy CT 901 - container is running")
+        assert (await node.call("DELETE", "/nodes/n/lxc/901"))[:2] == (
+            500,
+            "unable to destroy CT 901 - container is running",
+        )
         assert await node.task("DELETE", "/nodes/n/lxc/901?force=1") == "OK"
         assert "stop" in node.lxc.names() and node.lxc.names()[-1] == "discard"
         assert not list((node.folder / "pve/nodes/n/lxc").iterdir())
@@ -269,12 +294,19 @@ def test_a_running_container_takes_limits_at_once_and_keeps_the_rest_pending(nod
     async def story():
         await created(node, start="1")
         root = {"user": "root@pam"}
-        await node.call("PUT", "/nodes/n/lxc/901/config", {"memory": "1024", "dev0": "/dev/null,mode=0666", "mp0": "/srv,mp=/srv,ro=1"}, **root)
+        await node.call(
+            "PUT",
+            "/nodes/n/lxc/901/config",
+            {"memory": "1024", "dev0": "/dev/null,mode=0666", "mp0": "/srv,mp=/srv,ro=1"},
+            **root,
+        )
         assert ("apply_limits", 901, 1024) in node.lxc.calls
         live = (await node.call("GET", "/nodes/n/lxc/901/config?current=1"))[2]["data"]
         assert live["memory"] == 1024 and "dev0" not in live and "mp0" not in live
         assert (await node.config())["dev0"] == "/dev/null,mode=0666"
-        pending = {item["key"] for item in (await node.call("GET", "/nodes/n/lxc/901/pending"))[2]["data"] if "pending" in item}
+        pending = {
+            item["key"] for item in (await node.call("GET", "/nodes/n/lxc/901/pending"))[2]["data"] if "pending" in item
+        }
         assert pending == {"dev0", "mp0"}
 
     run(node, story)
@@ -286,7 +318,9 @@ def test_a_limit_that_could_not_be_applied_goes_back_to_pending(node):
         node.lxc.fails["apply_limits"] = "Device or resource busy"
         assert (await node.call("PUT", "/nodes/n/lxc/901/config", {"memory": "256"}))[0] == 200
         assert (await node.call("GET", "/nodes/n/lxc/901/config?current=1"))[2]["data"]["memory"] == 512
-        assert {"key": "memory", "value": 512, "pending": 256} in (await node.call("GET", "/nodes/n/lxc/901/pending"))[2]["data"]
+        assert {"key": "memory", "value": 512, "pending": 256} in (await node.call("GET", "/nodes/n/lxc/901/pending"))[
+            2
+        ]["data"]
 
     run(node, story)
 
@@ -362,7 +396,10 @@ def test_what_is_not_done_for_real_answers_501_and_changes_nothing(node, method,
 def test_root_only_keys_are_refused_to_roots_own_token(node, change, said):
     async def story():
         await created(node)
-        assert (await node.call("PUT", "/nodes/n/lxc/901/config", change))[:2] == (403, f"Permission check failed ({said})")
+        assert (await node.call("PUT", "/nodes/n/lxc/901/config", change))[:2] == (
+            403,
+            f"Permission check failed ({said})",
+        )
         assert (await node.call("PUT", "/nodes/n/lxc/901/config", change, user="root@pam"))[0] == 200
 
     run(node, story)
@@ -372,7 +409,11 @@ def test_answers_as_a_real_node_gives_them(node, monkeypatch):
     async def story():
         await created(node)
         status, reason, body = await node.call("GET", "/nodes/n/lxc/999/config")
-        assert (status, reason, body) == (500, "Configuration file 'nodes/n/lxc/999.conf' does not exist", {"data": None})
+        assert (status, reason, body) == (
+            500,
+            "Configuration file 'nodes/n/lxc/999.conf' does not exist",
+            {"data": None},
+        )
         status, _reason, body = await node.call("PUT", "/nodes/n/lxc/901/config", {"onboot": "True"})
         assert status == 400 and set(body["errors"]) == {"onboot"}
         assert (await node.call("PUT", "/nodes/n/lxc/901/config"))[0] == 500
@@ -388,10 +429,14 @@ def test_answers_as_a_real_node_gives_them(node, monkeypatch):
         slept = []
         real_sleep = asyncio.sleep
         monkeypatch.setattr(node_api.asyncio, "sleep", lambda seconds: slept.append(seconds) or real_sleep(0))
-        answer = await node.client.get("/api2/json/version", headers={"Authorization": "PVEAPIToken=root@pam!launchproof=wrong"})
+        answer = await node.client.get(
+            "/api2/json/version", headers={"Authorization": "PVEAPIToken=root@pam!launchproof=wrong"}
+        )
         assert answer.status == 401 and slept == [3]
         log = (node.folder / "log/access.log").read_text()
-        assert " PUT /api2/json/nodes/n/lxc/901/config 200\n" in log and "token-secret" not in log and "wrong" not in log
+        assert (
+            " PUT /api2/json/nodes/n/lxc/901/config 200\n" in log and "token-secret" not in log and "wrong" not in log
+        )
 
     run(node, story)
 
@@ -407,13 +452,18 @@ def test_malformed_json_is_501(node):
 
 def test_after_a_crash_of_the_api_everything_is_as_it_was(node):
     async def everything():
-        out = [(await node.call("GET", f"/nodes/n/lxc/901/{what}"))[2]["data"] for what in ("config", "pending", "status/current")]
+        out = [
+            (await node.call("GET", f"/nodes/n/lxc/901/{what}"))[2]["data"]
+            for what in ("config", "pending", "status/current")
+        ]
         del out[2]["uptime"], out[2]["cpu"]
         return out
 
     async def story():
         await created(node, start="1")
-        await node.call("PUT", "/nodes/n/lxc/901/config", {"dev0": "/dev/null,mode=0666", "cpulimit": "1.5"}, user="root@pam")
+        await node.call(
+            "PUT", "/nodes/n/lxc/901/config", {"dev0": "/dev/null,mode=0666", "cpulimit": "1.5"}, user="root@pam"
+        )
         before = await everything()
         # A second create is under way when the API dies.
         node.lxc.hold = asyncio.Event()

@@ -59,7 +59,14 @@ def test_what_would_have_no_effect_is_refused(option, value, said):
 
 
 def test_what_has_an_effect_is_not_refused():
-    config.check({**FULL, "dev0": "/dev/null,mode=0666,uid=1,gid=2,deny-write=1", "mp1": "/srv,mp=/srv,ro=1", "features": "fuse=1,keyctl=0,mknod=0"})
+    config.check(
+        {
+            **FULL,
+            "dev0": "/dev/null,mode=0666,uid=1,gid=2,deny-write=1",
+            "mp1": "/srv,mp=/srv,ro=1",
+            "features": "fuse=1,keyctl=0,mknod=0",
+        }
+    )
 
 
 def lxc(options=None, cgroup2=False, devices=(), mounts=()):
@@ -79,8 +86,16 @@ def test_privileged_has_no_map():
 
 
 def test_limits_in_both_versions_of_control_groups():
-    assert {"lxc.cgroup.memory.limit_in_bytes = 2048M", "lxc.cgroup.memory.memsw.limit_in_bytes = 2560M", "lxc.cgroup.cpu.cfs_quota_us = 150000"} <= set(lxc())
-    assert {"lxc.cgroup2.memory.max = 2048M", "lxc.cgroup2.memory.swap.max = 512M", "lxc.cgroup2.cpu.max = 150000 100000"} <= set(lxc(cgroup2=True))
+    assert {
+        "lxc.cgroup.memory.limit_in_bytes = 2048M",
+        "lxc.cgroup.memory.memsw.limit_in_bytes = 2560M",
+        "lxc.cgroup.cpu.cfs_quota_us = 150000",
+    } <= set(lxc())
+    assert {
+        "lxc.cgroup2.memory.max = 2048M",
+        "lxc.cgroup2.memory.swap.max = 512M",
+        "lxc.cgroup2.cpu.max = 150000 100000",
+    } <= set(lxc(cgroup2=True))
 
 
 def test_more_cores_than_there_are():
@@ -89,15 +104,26 @@ def test_more_cores_than_there_are():
 
 def test_network_and_device():
     lines = lxc(devices=[("/s/null", "dev/null0", "c", 1, 3, "rw")])
-    assert {"lxc.net.0.veth.pair = veth901i0", "lxc.net.0.ipv4.address = 198.51.100.41/24", "lxc.net.0.ipv4.gateway = 198.51.100.1"} <= set(lines)
-    assert {"lxc.cgroup.devices.allow = c 1:3 rw", "lxc.cgroup2.devices.allow = c 1:3 rw", "lxc.mount.entry = /s/null dev/null0 none bind,create=file 0 0"} <= set(lines)
+    assert {
+        "lxc.net.0.veth.pair = veth901i0",
+        "lxc.net.0.ipv4.address = 198.51.100.41/24",
+        "lxc.net.0.ipv4.gateway = 198.51.100.1",
+    } <= set(lines)
+    assert {
+        "lxc.cgroup.devices.allow = c 1:3 rw",
+        "lxc.cgroup2.devices.allow = c 1:3 rw",
+        "lxc.mount.entry = /s/null dev/null0 none bind,create=file 0 0",
+    } <= set(lines)
 
 
 def test_names_and_resolvers_inside():
     assert config.hosts_body(FULL, 901) == "198.51.100.41 trainer.example.org trainer\n"
     assert config.hosts_body({"net0": "name=eth0,ip=manual"}, 7) == "127.0.1.1 CT7\n"
     assert config.resolv_text({}, ["192.0.2.1"], "example.org") == "search example.org\nnameserver 192.0.2.1\n"
-    assert config.resolv_text({"nameserver": "192.0.2.8 192.0.2.9"}, ["192.0.2.1"], "") == "nameserver 192.0.2.8\nnameserver 192.0.2.9\n"
+    assert (
+        config.resolv_text({"nameserver": "192.0.2.8 192.0.2.9"}, ["192.0.2.1"], "")
+        == "nameserver 192.0.2.8\nnameserver 192.0.2.9\n"
+    )
 
 
 def test_only_the_nodes_section_of_a_file_is_replaced():

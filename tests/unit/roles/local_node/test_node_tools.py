@@ -16,10 +16,20 @@ def node(tmp_path, monkeypatch):
     folder = tmp_path / "pve/nodes/lpnode/lxc"
     folder.mkdir(parents=True)
     (tmp_path / "pve/lxc").symlink_to("nodes/lpnode/lxc")
-    settings = {"node": "lpnode", "api_host": "127.0.0.1", "api_port": 1, "gateway": "", "nameservers": [], "searchdomain": "", "token_id": "t"}
+    settings = {
+        "node": "lpnode",
+        "api_host": "127.0.0.1",
+        "api_port": 1,
+        "gateway": "",
+        "nameservers": [],
+        "searchdomain": "",
+        "token_id": "t",
+    }
     (tmp_path / "node.json").write_text(json.dumps(settings))
     for vmid in (901, 902):
-        (folder / f"{vmid}.conf").write_text(f"hostname: ct{vmid}\nmemory: 512\n\n[pve:pending]\ndelete: mp0\nmemory: 1024\n")
+        (folder / f"{vmid}.conf").write_text(
+            f"hostname: ct{vmid}\nmemory: 512\n\n[pve:pending]\ndelete: mp0\nmemory: 1024\n"
+        )
     monkeypatch.setattr(pct, "running", lambda: {901})
     return str(tmp_path)
 
@@ -70,13 +80,24 @@ def test_reading(node, capsys):
     for command in (["status", "901"], ["list"], ["config", "901"], ["config", "901", "--current"], ["pending", "901"]):
         assert pct.main(node, command) == 0
     out = capsys.readouterr().out
-    assert out.startswith("status: running\nVMID       Status     Lock         Name\n901        running                 ct901\n902        stopped")
+    assert out.startswith(
+        "status: running\nVMID       Status     Lock         Name\n901        running                 ct901\n902        stopped"
+    )
     assert "hostname: ct901\nmemory: 1024\n" in out and "hostname: ct901\nmemory: 512\n" in out
     assert out.endswith("cur hostname: ct901\ncur memory: 512\nnew memory: 1024\ndel mp0\n")
 
 
 def test_pvesh_as_proxmoxer_calls_it():
-    arguments = ["set", "/nodes/n/lxc/901/config", "-dev0", "/dev/null,mode=0666", "-delete", "dev1", "--output-format", "json"]
+    arguments = [
+        "set",
+        "/nodes/n/lxc/901/config",
+        "-dev0",
+        "/dev/null,mode=0666",
+        "-delete",
+        "dev1",
+        "--output-format",
+        "json",
+    ]
     assert pvesh.parse(arguments) == (
         "PUT", "/nodes/n/lxc/901/config", {"dev0": "/dev/null,mode=0666", "delete": "dev1"}, {"output-format": "json"}
     )  # fmt: skip

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import pytest
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.node import machine
 
 
@@ -24,14 +23,22 @@ def host(tmp_path):
 
 
 def test_a_plain_machine_needs_nothing(host):
-    assert machine.container_needs(host.path, {}) == {"environment": {}, "find_links": [], "mounts": [], "authorities": []}
+    assert machine.container_needs(host.path, {}) == {
+        "environment": {},
+        "find_links": [],
+        "mounts": [],
+        "authorities": [],
+    }
 
 
 def test_local_folders_are_mounted_where_the_settings_name_them(host):
     host.write("srv/index/simple/x/index.html")
     host.write("srv/wheels/torch.whl")
     host.write("etc/limits/constraints.txt", "torch<3\n")
-    host.write("etc/pip.conf", "[global]\nextra-index-url = file:///srv/index/simple\n    https://index.example.org/simple\nfind-links = /srv/wheels\n")
+    host.write(
+        "etc/pip.conf",
+        "[global]\nextra-index-url = file:///srv/index/simple\n    https://index.example.org/simple\nfind-links = /srv/wheels\n",
+    )
     host.write("etc/xdg/pip/pip.conf", "[global]\nconstraint = /etc/limits/constraints.txt\n")
     needs = machine.container_needs(host.path, {"HTTPS_PROXY": "http://proxy.example.org:3128"})
     assert needs["mounts"] == ["/etc/limits", "/srv/index", "/srv/wheels"]
@@ -52,7 +59,10 @@ def test_the_environment_wins_over_files_and_user_over_global(host):
     host.write("etc/pip.conf", "[global]\nindex-url = https://one.example.org\nfind-links = /a\n")
     host.write("root/.config/pip/pip.conf", "[install]\nindex_url = https://two.example.org\n")
     assert machine.pip_settings(host.path, {}) == {"index-url": "https://two.example.org", "find-links": ["/a"]}
-    assert machine.pip_settings(host.path, {"PIP_INDEX_URL": "https://three.example.org"})["index-url"] == "https://three.example.org"
+    assert (
+        machine.pip_settings(host.path, {"PIP_INDEX_URL": "https://three.example.org"})["index-url"]
+        == "https://three.example.org"
+    )
 
 
 def test_a_folder_that_is_not_there_is_not_mounted(host):
@@ -72,7 +82,11 @@ def test_own_authorities_switch_every_client_to_the_bundle(host):
 
 
 def test_hosts_that_must_not_be_in_the_containers_network(host):
-    environment = {"PIP_INDEX_URL": "https://user:pw@index.example.org:8443/simple", "HTTPS_PROXY": "http://192.0.2.7:3128", "NO_PROXY": "http://no.example.org"}
+    environment = {
+        "PIP_INDEX_URL": "https://user:pw@index.example.org:8443/simple",
+        "HTTPS_PROXY": "http://192.0.2.7:3128",
+        "NO_PROXY": "http://no.example.org",
+    }
     assert machine.index_hosts(host.path, environment) == ["192.0.2.7", "index.example.org"]
 
 
@@ -94,7 +108,10 @@ def test_a_resolver_on_loopback_is_no_use_to_a_container(host, text, resolved, f
 
 def test_only_apt_sources_of_the_suite_alone(host):
     host.write("etc/apt/sources.list", "# deb http://x y z\n")
-    host.write("etc/apt/sources.list.d/debian.sources", "Types: deb\nURIs: http://a\nSuites: bookworm bookworm-updates\n\nSuites: bookworm-security\n")
+    host.write(
+        "etc/apt/sources.list.d/debian.sources",
+        "Types: deb\nURIs: http://a\nSuites: bookworm bookworm-updates\n\nSuites: bookworm-security\n",
+    )
     host.write("etc/apt/sources.list.d/other.sources", "Suites: nodistro\n")
     host.write("etc/apt/sources.list.d/cloud.list", "deb http://b cloud-bookworm main\n")
     host.write("etc/apt/sources.list.d/own.list", "deb [signed-by=/k arch=amd64] http://b bookworm main\n")
