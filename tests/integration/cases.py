@@ -241,10 +241,11 @@ except PermissionError:
     # --- memory ----------------------------------------------------------------------------------------------------
     Case("oom", "oom_killed", "the main process goes over MemoryMax=",
          python('print("loading")\nx = bytearray(200 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1', "-u"),
-         service="MemoryMax=40M",
+         service="MemoryMax=40M", proof={"process": {"stable_for": 6}},  # near its limit it lives on for seconds
          fact='case "$(prop Result)/$(prop ExecMainStatus)" in signal/9 | oom-kill/*) ;; *) false ;; esac'),
     Case("oom-wrapped", "oom_killed", "a child goes over MemoryMax= and the shell around it says exit $?",
          bash("echo loading\n/usr/bin/python3 -c 'x = b\"1\" * (200 << 20)'\nexit $?"), service="MemoryMax=40M",
+         proof={"process": {"stable_for": 6}},
          fact='[ "$(prop ExecMainStatus)" = 137 ] || [ "$(prop Result)" = oom-kill ]'),
     # --- systemd's own limits --------------------------------------------------------------------------------------
     Case("never-ready", "start_timeout", "Type=notify and READY=1 never comes",

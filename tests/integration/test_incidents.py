@@ -149,6 +149,45 @@ def test_a_check_by_pattern_that_finds_only_itself_is_told_so(host):
     assert "bash -c" in json.dumps(verdict["evidence"])
 
 
+def test_the_drop_in_for_the_one_liner_is_proved_and_its_second_run_replaces_the_first(host):
+    """What is typed on the machine itself instead of A's one-liner; slammed6, edited, and slammed6 again."""
+    command = [
+        "launchproof",
+        "run",
+        "--json",
+        "--quiet",
+        "--name",
+        "slammed6",
+        "--progress",
+        r"ev=step step=(?P<step>\d+)",
+    ]
+    runs = []
+    for interval in ("60", "61"):
+        done = host.container.run(
+            *command, "--env", f"DFLASH_PROFILE_INTERVAL={interval}", "--", "/root/run.sh", check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        (row,) = json.loads(done.stdout)["jobs"]
+        assert row["code"] == "ok_progressing"
+        runs.append(row)
+    assert runs[0]["run_id"] != runs[1]["run_id"]
+    workers = [line for line in host.container.run("ps", "-eo", "args").stdout.splitlines() if "/root/train" in line]
+    assert len(workers) == 1, workers
+    for interval, row in zip(("60", "61"), runs):
+        folder = f"/var/lib/launchproof/runs/{row['unit']}/{row['run_id']}"
+        assert f"profile_interval={interval}" in host.container.read(f"{folder}/log")
+    host.container.run("systemctl", "stop", runs[0]["unit"])
+
+
+def test_the_drop_in_names_what_went_wrong(host):
+    done = host.container.run(
+        "launchproof", "run", "--json", "--quiet", "--name", "absent", "--", "/root/absent.sh", check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    (row,) = json.loads(done.stdout)["jobs"]
+    assert row["code"] == "setup_failed" and "/root/absent.sh" in row["remedy"]
+
+
 def job(name: str, command: list[str], **more) -> dict:
     """A job of the incidents as the project declares it."""
     return {
