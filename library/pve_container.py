@@ -350,17 +350,23 @@ class Run:
 
     def predict_without_api(self, error: pve_api.ApiError) -> None:
         """Check mode before the node itself is up: all of it would be done."""
-        after = {"state": {"present": "stopped", "started": "running"}.get(self.state, self.state)}
+        want, problems = plan.wanted(self.container, None)
+        absent = self.state == "absent"
+        self.fail([] if absent else problems)
+        after = None if absent else replace(plan.predict(None, want), running=self.state == "started")
+        steps = [] if absent else plan.steps(self.container, None, want, {}, api_is_root=True)
+        steps += [plan.Step("start")] if self.state == "started" else []
+        self.steps = [step.describe() for step in steps]
+        status = plan.view(after, set())["state"]
         self.module.exit_json(
             **self.result(
-                changed=self.state != "absent",
+                changed=bool(steps),
                 predicted=True,
-                status=after["state"],
-                addresses={},
+                status=status,
                 runs_now=False,
+                addresses={},
                 pending=[],
-                steps=[] if self.state == "absent" else ["create", *(["start"] if self.state == "started" else [])],
-                diff={"before": {"state": "absent"}, "after": after},
+                diff={"before": plan.view(None, set()), "after": plan.view(after, set(want))},
                 msg=f"Predicted without the node, which is not up yet ({error}): "
                 "rights, storages, template and devices were not looked at.",
             )

@@ -88,6 +88,8 @@ def main() -> None:
             preflight.unknown.append(f"everything about the node: {error}")
         else:
             preflight.problems.append(options.api_problem(error, module.params))
+    for what in preflight.unknown:
+        module.warn(f"Not looked at: {what}")
     result = {"unknown": preflight.unknown, "api_calls": preflight.calls}
     if preflight.problems:
         options.fail(module, preflight.problems, **result)

@@ -367,5 +367,11 @@ def test_an_api_that_is_not_up_yet_is_a_prediction_in_check_mode_alone(run, modu
     assert "127.0.0.1:1" in json.dumps(result)
     assert run(module, DECLARED, check=False, unavailable_ok=True, api_port=1)["failed"] is True
     assert run(module, DECLARED, check=True, api_port=1)["failed"] is True
+    if module is pve_container:
+        assert (result["predicted"], result["changed"], result["runs_now"]) == (True, True, False)
+        assert result["steps"][-1] == "start"
+        assert result["diff"]["after"]["memory"] == "1024"
+    else:
+        assert "everything about the node" in result["unknown"][0]
     # Only a node that is not there is excused, not one that refuses.
     assert run(module, DECLARED, check=True, unavailable_ok=True, api_token_secret="s3cret-no")["failed"] is True
