@@ -55,10 +55,14 @@ class Right:
     because: str
 
     def grant(self, who: str) -> str:
-        """The command that grants it to ``who``, a user or token, through a built-in role."""
+        """The command that grants it to ``who``, a user or token, through a built-in role.
+
+        A token with separated privileges has what it and its user have, one without has what its user has: so to both.
+        """
         role = ROLE.get(self.privileges[0], "Administrator")
-        flag = "--tokens" if "!" in who else "--users"
-        return f"pveum acl modify {self.path} {flag} '{who}' --roles {role}"
+        user, token, _name = who.partition("!")
+        also = f" --tokens '{who}'" if token else ""
+        return f"pveum acl modify {self.path} --users '{user}'{also} --roles {role}"
 
 
 def root_only(key: str, old: str | None, new: str | None, unprivileged: bool) -> str | None:

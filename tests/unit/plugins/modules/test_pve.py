@@ -337,7 +337,7 @@ def test_preflight_names_a_missing_right_and_the_command_that_grants_it(run, nod
     if path == "/storage/local":
         assert result.get("failed") is None
         return
-    assert f"pveum acl modify {path} --tokens 'deploy@pve!t'" in result["msg"]
+    assert f"pveum acl modify {path} --users 'deploy@pve' --tokens 'deploy@pve!t'" in result["msg"]
 
 
 def test_preflight_sees_a_taken_number(run, node):

@@ -82,5 +82,5 @@ def test_one_of_several_privileges_is_enough():
 
 def test_the_remedy_is_a_command():
     right = rights.Right("/vms/901", ("VM.Config.Disk",), "rootfs")
-    assert right.grant("a@pve!t") == "pveum acl modify /vms/901 --tokens 'a@pve!t' --roles PVEVMAdmin"
+    assert right.grant("a@pve!t") == "pveum acl modify /vms/901 --users 'a@pve' --tokens 'a@pve!t' --roles PVEVMAdmin"
     assert right.grant("a@pve") == "pveum acl modify /vms/901 --users 'a@pve' --roles PVEVMAdmin"
