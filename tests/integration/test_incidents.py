@@ -180,12 +180,12 @@ def test_the_drop_in_for_the_one_liner_is_proved_and_its_second_run_replaces_the
 
 
 def test_the_drop_in_names_what_went_wrong(host):
-    done = host.container.run(
-        "launchproof", "run", "--json", "--quiet", "--name", "absent", "--", "/root/absent.sh", check=False
-    )
+    host.container.write("/root/broken.sh", "#!/bin/sh\necho no data in /data\nexit 3\n", 0o755)
+    command = ["launchproof", "run", "--json", "--quiet", "--name", "broken", "--", "/root/broken.sh"]
+    done = host.container.run(*command, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     (row,) = json.loads(done.stdout)["jobs"]
-    assert row["code"] == "setup_failed" and "/root/absent.sh" in row["remedy"]
+    assert row["code"] == "exited_nonzero" and "no data in /data" in row["remedy"]
 
 
 def job(name: str, command: list[str], **more) -> dict:
