@@ -176,11 +176,10 @@ def main():
     )
     try:
         service = Service(module.params["settings"])
-        with service.lock(dry=module.check_mode or module.params["state"] == "looked"):
-            if module.params["state"] == "down":
-                result = service.down(module.params["purge"], module.params["force"], dry=module.check_mode)
-            else:
-                result = service.up(dry=module.check_mode or module.params["state"] == "looked")
+        dry = module.check_mode or module.params["state"] == "looked"
+        down = module.params["state"] == "down"
+        with service.lock(dry, down):
+            result = service.down(module.params["purge"], module.params["force"], dry) if down else service.up(dry)
     except NodeError as error:
         module.fail_json(msg=str(error))
     if module.params["state"] == "looked":

@@ -26,6 +26,7 @@ import socket
 import ssl
 import subprocess
 import time
+import uuid
 from pathlib import Path
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.node import machine
@@ -153,7 +154,7 @@ class Files:
         folder = self.node.dir
         return {
             folder / "secrets/root_password": lambda: secrets.token_urlsafe(24),
-            folder / "secrets/api_token": lambda: _uuid(),
+            folder / "secrets/api_token": lambda: str(uuid.uuid4()),
             folder / "s3/access_key": lambda: secrets.token_hex(10).upper(),
             folder / "s3/secret_key": lambda: base64.b64encode(secrets.token_bytes(30)).decode(),
         }
@@ -252,11 +253,6 @@ class Files:
 
     def down(self):
         """Files stay: they are the caches and keys of the next up, and what the S3 server holds is not the node's to delete."""
-
-
-def _uuid():
-    text = secrets.token_hex(16)
-    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 class Environment:

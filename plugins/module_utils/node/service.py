@@ -37,9 +37,9 @@ class Service:
         self.parts = [parts.Files(self.node), *self.built, self.bridge, *others, *self.daemons, Outputs(self)]
 
     @contextlib.contextmanager
-    def lock(self, dry):
+    def lock(self, dry, down):
         """Hold the node's lock: two runs at once would start everything twice. A dry run takes none and makes no file."""
-        if dry:
+        if dry or (down and not (self.node.dir / "node.json").exists()):
             yield
             return
         self.node.dir.mkdir(parents=True, exist_ok=True)

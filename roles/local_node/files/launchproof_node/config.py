@@ -183,7 +183,7 @@ def lxc_config(vmid, config, rootfs, cpus, cgroup2, devices, mounts):
         lines.append("lxc.include = /usr/share/lxc/config/nesting.conf")
     lines += [
         f"lxc.arch = {config.get('arch', 'amd64')}",
-        f"lxc.uts.name = {str(config.get('hostname', f'CT{vmid}')).split('.')[0]}",
+        f"lxc.uts.name = {str(config.get('hostname', f'CT{vmid}')).partition('.')[0]}",
         f"lxc.rootfs.path = dir:{rootfs}",
         # This node is for development: a host with AppArmor must run the same containers as one without.
         "lxc.apparmor.profile = unconfined",
@@ -257,7 +257,7 @@ def _network(vmid, n, net):
 def hosts_body(config, vmid):
     """The lines of /etc/hosts that belong to the container itself."""
     name = str(config.get("hostname", f"CT{vmid}"))
-    names = name if "." not in name else f"{name} {name.split('.')[0]}"
+    names = name if "." not in name else f"{name} {name.partition('.')[0]}"
     addresses = [properties(text, "name").get("ip", "").split("/")[0] for _n, text in numbered(config, "net")]
     addresses = [address for address in addresses if re.match(r"\d", address)]
     return f"{addresses[0] if addresses else '127.0.1.1'} {names}\n"

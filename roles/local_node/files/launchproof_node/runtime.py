@@ -219,7 +219,7 @@ class Runtime:
             "volumes": volumes,
             "devices": staged,
             "files": {
-                "/etc/hostname": hostname.split(".")[0] + "\n",
+                "/etc/hostname": hostname.partition(".")[0] + "\n",
                 "/etc/resolv.conf": node_config.resolv_text(
                     config, self.settings.nameservers, self.settings.searchdomain
                 ),
