@@ -11,12 +11,13 @@ gradients are averaged on the first, which steps and hands its weights back.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from common import runtime
 from common.runtime import Fatal, Job, whole
 
 METRICS = ("jsonl", "textfile", "wandb")
+TARGET_ENDS_WITHIN_S = 30
 
 
 def numbers(text: str) -> list[int]:
@@ -143,6 +145,7 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """Load, resume, train; returns the fields of the exit line."""
     if args.min_ready > args.max_depth:
         raise Fatal(runtime.USAGE, "usage", f"--min-ready {args.min_ready} is above --max-depth {args.max_depth}.")
+    args.profile_every = profile_interval()
     # Imported late: the first line and the arguments must not wait for torch.
     import torch
     from common import target as targets
@@ -234,9 +237,6 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
         except Closed:
             pass
 
-    for thread in range(threads):
-        job.spawn(f"target-{thread}", lambda thread=thread: produce(thread))
-
     generators = [torch.Generator().manual_seed(seed * 1000 + n) for n in range(len(replicas))]
 
     def gradient(n: int) -> tuple[float, int]:
@@ -248,7 +248,7 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
         return value.item(), blocks.context_tokens
 
     metrics = Metrics(args.metrics, args.ckpt_dir)
-    profile_every = int(os.environ.get("DFLASH_PROFILE_INTERVAL", "0"))
+    profile_every = args.profile_every
     saved = step
     window: list[float] = []
     tokens, window_began = 0, time.monotonic()
@@ -261,7 +261,8 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
         saved = step
         job.event("checkpoint", step=step, path=path, took_s=time.monotonic() - began)
 
-    with ThreadPoolExecutor(max_workers=len(replicas), thread_name_prefix="drafter") as pool:
+    drafters = ThreadPoolExecutor(max_workers=len(replicas), thread_name_prefix="drafter")
+    with producing(job, queue, threads, produce), drafters as pool:
         while not job.stopping.is_set() and not (args.max_steps and step >= args.max_steps):
             for group in optimizer.param_groups:
                 group["lr"] = args.lr * schedule(step)
@@ -306,12 +307,34 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
                 profile_began, profile_waited = now, queue.counters.get_wait_s
             if step % args.ckpt_every == 0:
                 save()
-    queue.close()
     if step != saved:
         save()
     if args.max_steps and step >= args.max_steps:
         return {"reason": "done", "step": step}
     return {"reason": "sigterm", "step": step}
+
+
+@contextlib.contextmanager
+def producing(job: Job, queue, count: int, produce: Callable[[int], None]) -> Iterator[None]:
+    """Run ``count`` target threads during the block; then close the queue and wait for them.
+
+    A thread that is inside torch when the interpreter ends aborts the process.
+    """
+    threads = [job.spawn(f"target-{n}", lambda n=n: produce(n)) for n in range(count)]
+    try:
+        yield
+    finally:
+        queue.close()
+        for thread in threads:
+            thread.join(TARGET_ENDS_WITHIN_S)
+
+
+def profile_interval() -> int:
+    """Steps between two profile lines, from DFLASH_PROFILE_INTERVAL; 0: none."""
+    text = os.environ.get("DFLASH_PROFILE_INTERVAL", "0")
+    if not text.isdecimal():
+        raise Fatal(runtime.CONFIGURATION, "profile", f"DFLASH_PROFILE_INTERVAL={text}: give a number of steps.")
+    return int(text)
 
 
 def average(replicas: list) -> None:

@@ -20,7 +20,6 @@ from safetensors.torch import load  # noqa: E402
 
 from tests.unit.workload.conftest import stop  # noqa: E402
 
-
 PIECE = 24
 
 

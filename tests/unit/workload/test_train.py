@@ -215,6 +215,13 @@ def test_profile_lines_come_every_interval(here, texts, tmp_path, monkeypatch):
     assert output.getvalue().count("ev=profile step_ms=") == 2
 
 
+def test_a_profile_interval_that_is_no_number_is_78(here, texts, tmp_path, monkeypatch):
+    monkeypatch.setenv("DFLASH_PROFILE_INTERVAL", "often")
+    with pytest.raises(Fatal) as caught:
+        here(program, arguments(texts, tmp_path / "c"))
+    assert caught.value.code == 78 and "often" in str(caught.value) and not (tmp_path / "c").exists()
+
+
 def test_the_textfile_is_prometheus(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path, metrics="textfile"))
     assert "dflash_training_step 10\n" in (tmp_path / "metrics.prom").read_text()
