@@ -46,6 +46,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.e
 
 FIRST_LOOK, LAST_LOOK = 0.002, 0.5  # s: looks at a unit in transition back off from the first to the last
 WINDOW = 5.0  # s over which CPU time and I/O are compared
+FOREIGN_EVERY = 1.0  # s between looks at who else writes to a shared log
 QUIET = 2.0  # s without a byte after which it is worth trying whether the log can be written
 DATED = 1024  # bytes of an older log that share one date
 STEADY = ("active", "inactive", "failed", "reloading")
@@ -114,6 +115,8 @@ class UnitWatch:
         self._journal, self._follower = NOT_READ, None
         self._folder_keys = []
         self._last_n_restarts = 0
+        self._wrote = self._others = False  # a process of this run wrote to the log; somebody else may
+        self._asked_at = 0.0
         self._condition = ""  # the one that refused this start
         self._was_waiting = False  # systemd was seen waiting to restart it
 
@@ -207,6 +210,8 @@ class UnitWatch:
                 self.exits, self.restarts_seen, self._dead_log = [], 0, None
         self.run_id = run_id
         self._was_active, self._dead_pid = False, 0
+        self._wrote = self._others = False
+        self._asked_at = 0.0
         self._last_n_restarts = state.n_restarts
         self._was_waiting = False
         self.exec_seen = False
@@ -601,12 +606,41 @@ class UnitWatch:
 
     def _log_facts(self):
         log = self._read_log_facts()
+        if isinstance(log, Log) and log.new_bytes and self._foreign(ledger.boottime()):
+            return Log(path=log.path, size=log.size, required=dict.fromkeys(log.required), tail=log.tail)
         if self._dead_log is not None:
             if isinstance(log, Log) and not log.new_bytes:
                 return self._dead_log
             if isinstance(log, Log):
                 self._dead_log = None
         return log
+
+    def _foreign(self, now: float) -> bool:
+        """Whether the bytes in a log that several may write are somebody else's.
+
+        They are when another process has it open for writing and no process of this run ever wrote through its own
+        descriptor. A program that opens, writes and closes holds nothing, and gets the benefit of the doubt.
+        """
+        inode = self._log_inode()
+        if self._wrote or inode is None or self.spec.log.count > 1 or self._own_folder() or isinstance(self._processes, Unknown):
+            return False
+        own = tuple(item.pid for item in self._processes if item.alive and not self._is_older(item))
+        if not own:
+            return False
+        if any(process.has_written(pid, inode) for pid in own):
+            self._wrote = True
+        elif now - self._asked_at >= FOREIGN_EVERY:
+            self._asked_at = now
+            self._others = bool(process.other_writers(inode, own))
+        return self._others and not self._wrote
+
+    def _is_older(self, item) -> bool:
+        """Whether a process was there before the start: KillMode=process leaves them in the group."""
+        old = () if self.baseline.observed else known(self.baseline.processes, ())
+        return any((item.pid, item.started_at) == (other.pid, other.started_at) for other in old)
+
+    def _own_folder(self) -> bool:
+        return self.run_id is not None and self._tails[0].path == os.path.join(self.paths.run(self.unit, self.run_id), "log")
 
     def facts(self, now: float) -> Facts:
         """One look at the unit."""
@@ -623,10 +657,9 @@ class UnitWatch:
             found = systemd.journal(self.unit, self.run_id or "")
             self._journal = found if isinstance(found, Unknown) else tuple(map(self.redact, found))
         base = self.baseline
-        old = {(item.pid, item.started_at) for item in known(base.processes, ())}
         strays = self._processes
         if isinstance(strays, tuple):
-            strays = tuple(item for item in strays if (item.pid, item.started_at) in old) if not base.observed else ()
+            strays = tuple(filter(self._is_older, strays))
         return Facts(
             unit=self.unit,
             at=now,

@@ -55,6 +55,7 @@ def read_environment_file(path: str | None) -> dict:
         values[name] = value
     return values
 
+ATTEMPTS = 3  # at a stop or a start while the manager is away
 ASK_TIMEOUT = 2.0  # s within which a start must have been asked for
 
 
@@ -144,6 +145,8 @@ class Prover:
             self.emit("resumed")
             self._restore_baselines(saved)
             self.watch.count_instances()
+            if not os.path.exists(os.path.join(self.folder, "ordered")):
+                self._start()
         self._watch()
         return self._finish()
 
@@ -194,10 +197,14 @@ class Prover:
         if stopping:
             for item in stopping:
                 self.emit("stopping", item.unit)
-            child = self._command("stop", "--", *[item.unit for item in stopping])
-            while child.returncode is None and not self._released:
-                self.loop.step(1.0)
-            self.watch.show(stopping)
+            for _attempt in range(ATTEMPTS):
+                said = []
+                child = self._command("stop", "--", *[item.unit for item in stopping], on_line=said.append)
+                while child.returncode is None and not self._released:
+                    self.loop.step(1.0)
+                self.watch.show(stopping)
+                if not any(line and systemd.AWAY.search(line) for line in said):
+                    break
         starting = self._actions("start", "restart")
         if starting and not self._released:
             # Else the start limit, which counts the starts before as well, refuses this one. Units that are not loaded have no
@@ -237,23 +244,40 @@ class Prover:
         if targets:
             shown = systemd.show(targets)
             names += [name for name in targets if isinstance(shown[name][0], UnitState) and shown[name][0].load_state == "loaded"]
+        for item in starting:
+            self.emit("starting", item.unit)
+            item.ask()
+        # From here on a prover that takes over must not start anything a second time.
+        ledger.write_json(os.path.join(self.folder, "ordered"), {"units": names})
+        self._order(starting, names, 1)
+
+    def _order(self, starting: list, names: list, attempt: int) -> None:
+        """Ask for the starts and listen to what systemctl says, again where the manager was away (re-executed)."""
         by_name = {item.unit: item for item in starting}
+        away = []
 
         def on_line(line: str | None) -> None:
             if line is None:
-                for item in starting:
+                waiting = [item for item in starting if item.unit not in self.rows]
+                self.watch.show(waiting)
+                states = [(item, item.state) for item in waiting if isinstance(item.state, UnitState) and item.run_id is None]
+                left = [item.unit for item, state in states if state.active_state == "inactive" and not state.pending_job]
+                if away and left and attempt < ATTEMPTS:
+                    self._order(starting, [name for name in names if name in left or name not in by_name], attempt + 1)
+                    return
+                for item in waiting:
                     if item.answer.rc is None:
                         item.answer = replace(item.answer, rc=1 if item.answer.text else 0)
                     item.ask()
+                return
+            if systemd.AWAY.search(line):
+                away.append(line)
                 return
             for name, item in by_name.items():
                 if re.search(r"(?<![\w@.-])%s(?![\w@-])" % re.escape(name), line):
                     item.answer = read_answer(item.answer, line, name)
                     item.ask()
 
-        for item in starting:
-            self.emit("starting", item.unit)
-            item.ask()
         self.starter = self._command("start", "--no-ask-password", "--", *names, on_line=on_line)
 
     starter = None

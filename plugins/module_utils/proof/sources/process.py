@@ -96,6 +96,41 @@ def outputs(pid: int, log: tuple | None) -> tuple:
     return tuple(dict.fromkeys(found)), has_log
 
 
+def _writing(pid: int, log: tuple):
+    """Yield the numbers of a process's descriptors that are open for writing on I(log), a (device, inode)."""
+    folder = "/proc/%d/fd" % pid
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        try:
+            about, mode = os.stat("%s/%s" % (folder, name)), os.lstat("%s/%s" % (folder, name)).st_mode
+        except OSError:
+            continue
+        if (about.st_dev, about.st_ino) == log and mode & stat.S_IWUSR:
+            yield name
+
+
+def has_written(pid: int, log: tuple) -> bool:
+    """Whether something was written through a descriptor of the process: with O_APPEND its position is 0 until then."""
+    for name in _writing(pid, log):
+        try:
+            with open("/proc/%d/fdinfo/%s" % (pid, name), encoding="ascii") as handle:
+                if int(handle.readline().split()[1]) > 0:
+                    return True
+        except (OSError, ValueError, IndexError):
+            continue
+    return False
+
+
+def other_writers(log: tuple, pids: tuple) -> tuple:
+    """Pids other than I(pids) that have I(log) open for writing. Looks at every process of the machine."""
+    return tuple(
+        int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in pids and any(_writing(int(name), log))
+    )
+
+
 def read_io(pid: int) -> int | Unknown:
     """Bytes that a process read and wrote by any means, rchar + wchar."""
     path = "/proc/%d/io" % pid

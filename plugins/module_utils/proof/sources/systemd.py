@@ -22,7 +22,7 @@ PROPERTIES = (
     "Id,LoadState,LoadError,ActiveState,SubState,Result,Type,InvocationID,MainPID,ControlPID,ExecMainPID,ExecMainCode,"
     "ExecMainStatus,ExecMainStartTimestampMonotonic,ExecMainExitTimestampMonotonic,NRestarts,ConditionResult,"
     "ConditionTimestampMonotonic,AssertResult,AssertTimestampMonotonic,ControlGroup,NotifyAccess,PIDFile,Job,Restart,"
-    "RestartUSec,RuntimeMaxUSec,TimeoutStartUSec,WatchdogUSec,MemoryMax,FragmentPath,DropInPaths,User,ExecStart,ExecStartPre,ExecCondition,"
+    "RestartUSec,RuntimeMaxUSec,TimeoutStartUSec,WatchdogUSec,MemoryMax,FragmentPath,DropInPaths,User,ExecStart,ExecStartPre,ExecStartPost,ExecCondition,"
     "EnvironmentFiles,RemainAfterExit,StandardOutput,WorkingDirectory"
 )
 UNITS = {
@@ -30,6 +30,10 @@ UNITS = {
     "month": 2629800.0, "y": 31557600.0,
 }  # fmt: skip  # format_timespan() of systemd's src/basic/time-util.c
 COMMAND_TIMEOUT = 30  # s: a manager that answers nothing for so long is not going to
+
+AWAY_TIMEOUT, AWAY_PAUSE = 10.0, 0.05  # s that a manager may be away, and s between two attempts
+AWAY = re.compile(r"disconnected from message bus|Connection reset by peer|Transport endpoint is not connected|Connection timed out")
+NO_MANAGER = re.compile(r"(?i)not been booted with systemd|no such file|permission denied|access denied|not found")
 
 
 class SystemdError(Exception):
@@ -135,12 +139,20 @@ def clock_offset() -> float:
 
 
 def properties_of(units: list) -> dict:
-    """{unit: properties} of I(units), by one exec. Raises SystemdError."""
-    answer = systemctl("show", "--no-pager", "--property=" + PROPERTIES, "--", *units)
-    blocks = parse_show(answer.stdout)
-    if len(blocks) != len(units):
-        raise SystemdError("systemctl show: %s" % (answer.stderr.strip() or "%d answers for %d units" % (len(blocks), len(units))))
-    return dict(zip(units, blocks))
+    """{unit: properties} of I(units), by one exec. Raises SystemdError.
+
+    A manager that is being re-executed drops its connections and answers again soon: it is asked again for a while.
+    """
+    end = time.monotonic() + AWAY_TIMEOUT
+    while True:
+        answer = systemctl("show", "--no-pager", "--property=" + PROPERTIES, "--", *units)
+        blocks = parse_show(answer.stdout)
+        if answer.returncode == 0 and len(blocks) == len(units):
+            return dict(zip(units, blocks))
+        why = answer.stderr.strip() or "%d answers for %d units" % (len(blocks), len(units))
+        if NO_MANAGER.search(why) or time.monotonic() > end:
+            raise SystemdError("systemctl show: %s" % why)
+        time.sleep(AWAY_PAUSE)
 
 
 def show(units: list) -> dict:

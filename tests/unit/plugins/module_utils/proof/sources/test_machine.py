@@ -77,6 +77,26 @@ def test_a_log_that_is_only_read_is_not_held(tmp_path):
             assert process.outputs(os.getpid(), (about.st_dev, about.st_ino))[1] is holds
 
 
+def test_who_wrote_to_a_shared_log(tmp_path):
+    """With O_APPEND the position of a descriptor is 0 until something was written through it."""
+    log = tmp_path / "log"
+    log.write_text("somebody else's\n")
+    inode = (log.stat().st_dev, log.stat().st_ino)
+    with open(log, "ab") as handle, subprocess.Popen(["sh", "-c", "read _; echo mine; read _"], stdin=subprocess.PIPE, stdout=handle) as child:
+        assert not process.has_written(child.pid, inode)
+        assert set(process.other_writers(inode, (os.getpid(),))) == {child.pid}
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        for _turn in range(1000):
+            if log.stat().st_size > 16:
+                break
+            os.sched_yield()
+        assert process.has_written(child.pid, inode)
+        child.stdin.close()
+    with open(log):
+        assert process.other_writers(inode, ()) == (), "whoever only reads is no writer"
+
+
 def test_a_pidfd_tells_of_a_death(loop):
     dead = []
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:

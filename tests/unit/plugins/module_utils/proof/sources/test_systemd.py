@@ -109,3 +109,12 @@ def test_fewer_answers_than_units_are_an_error(monkeypatch):
     monkeypatch.setattr(systemd.subprocess, "run", lambda *_args, **_kwargs: answer)
     state, _properties = systemd.show(["a.service"])["a.service"]
     assert "Failed to connect to bus" in state.why
+
+
+def test_a_manager_that_is_away_for_a_moment_is_asked_again(monkeypatch):
+    away = subprocess.CompletedProcess([], 1, "", "Message recipient disconnected from message bus without replying\n")
+    answers = [away, away, subprocess.CompletedProcess([], 0, "LoadState=loaded\nActiveState=active\n", "")]
+    monkeypatch.setattr(systemd.subprocess, "run", lambda *_args, **_kwargs: answers.pop(0))
+    monkeypatch.setattr(systemd.time, "sleep", lambda pause: None)
+    state, _properties = systemd.show(["a.service"])["a.service"]
+    assert (state.active_state, answers) == ("active", [])
