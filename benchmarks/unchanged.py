@@ -1,0 +1,48 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`./deploy` when nothing has changed: the embedded default, container, Python environment, jobs and their proof.
+
+Needs the embedded default to be deployed, and is refused otherwise: deploying is not the benchmark's to do. A first run
+takes up what has changed in the checkout; the second is measured, and must change nothing and restart nothing.
+"""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.rows import Row, Unmeasured
+from tests.support import deployment
+
+
+def measure() -> list[Row]:
+    if not (deployment.NODE / f"pve/lxc/{deployment.VMID}.conf").exists():
+        raise Unmeasured(
+            f"container {deployment.VMID} is not deployed here: run ./deploy first, or name the groups without this one"
+        )
+    deployed()
+    before = deployment.identities()
+    start = time.monotonic()
+    output = deployed()
+    seconds = time.monotonic() - start
+    after = deployment.identities()
+    moved = [unit for unit in before if before[unit] != after[unit]]
+    return [
+        Row("./deploy, nothing to change", seconds, "s", at_most=15),
+        Row(
+            "./deploy, nothing to change: tasks that changed something",
+            deployment.changed(output),
+            "tasks",
+            at_most=0,
+            hard=True,
+        ),
+        Row("./deploy, nothing to change: jobs restarted", len(moved), "units", at_most=0, hard=True),
+    ]
+
+
+def deployed() -> str:
+    """Run ./deploy, which must succeed; its output."""
+    done = deployment.deploy()
+    if done.returncode != 0:
+        raise Unmeasured(f"./deploy ended with {done.returncode}: {done.stdout[-2000:]}")
+    return done.stdout
