@@ -90,7 +90,11 @@ def machine() -> dict[str, str]:
 
     def output(*command: str) -> str:
         # A tool that is not installed yet has nothing to show.
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout if shutil.which(command[0]) else ""
+        return (
+            subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            if shutil.which(command[0])
+            else ""
+        )
 
     return {
         "containers": output("lxc-ls", "-1"),
