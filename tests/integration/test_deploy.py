@@ -64,6 +64,101 @@ def test_the_first_deployment_is_proved():
     done = deploy()
     assert done.returncode == 0, done.stdout
     assert report()["verdict"] == "ok"
+    found = rows()
+    assert set(found) == set(UNITS)
+    assert found["training.service"]["code"] in {"ok_progressing", "completed"}
+    assert found["extraction@1.service"]["code"] in {"ok_progressing", "completed"}
+    assert found["extraction@2.service"]["code"] in {"ok_progressing", "completed"}
+    assert all(row["ok"] and row["code"] in GOOD and row["run_id"] for row in found.values())
+
+
+def test_a_second_run_changes_nothing_while_jobs_run():
+    before = identities()
+    done = deploy()
+    assert done.returncode == 0, done.stdout
+    assert changed(done.stdout) == 0, done.stdout
+    assert identities() == before
+
+
+def test_the_bucket_holds_committed_batches_and_the_loss_falls():
+    for unit in ("extraction@1.service", "extraction@2.service"):
+        wait_for_end(unit)
+    records = sorted((NODE / "s3").rglob("batch-*.json"))
+    assert records, "no commit record in the bucket"
+    for record in records:
+        batch = record.with_suffix(".safetensors")
+        assert batch.stat().st_size == json.loads(record.read_text())["bytes"]
+    assert len(list((NODE / "s3").rglob("_DONE"))) == 2
+    losses = [float(x) for x in re.findall(r" loss=([0-9.]+)", run_log("training.service"))]
+    tenth = max(1, len(losses) // 10)
+    assert sum(losses[-tenth:]) / tenth < sum(losses[:tenth]) / tenth - 0.2, (losses[:3], losses[-3:])
+
+
+def test_a_run_after_extraction_has_completed_changes_nothing():
+    before = identities()
+    done = deploy()
+    assert done.returncode == 0, done.stdout
+    assert changed(done.stdout) == 0, done.stdout
+    assert identities() == before
+    assert rows()["extraction@1.service"]["code"] == "completed"
+
+
+def test_prove_observes_and_never_restarts():
+    before = identities()
+    done = playbook("prove")
+    assert done.returncode == 0, done.stdout
+    assert report()["verdict"] == "ok"
+    assert identities() == before
+
+
+def test_a_job_that_dies_is_named_within_ten_seconds():
+    done = deploy("-e", json.dumps({"training_command": ["/bin/false"]}))
+    assert done.returncode != 0
+    row = rows()["training.service"]
+    assert row["code"] in {"exited_nonzero", "died_before_log", "crash_loop"}
+    assert row["seconds"] <= 10
+    assert row["remedy"] in done.stdout.replace("\n", " ") or row["code"] in done.stdout
+    assert set(rows()) == set(UNITS)
+
+
+def test_a_run_killed_between_the_unit_and_its_start_is_made_good_by_the_next():
+    """The new unit lies there, nobody started it: a handler would have been lost, the digest is not."""
+    steps = json.dumps({"training_env": {"DFLASH_PROFILE_INTERVAL": "50"}})
+    first = subprocess.Popen(
+        ["./deploy", "-e", steps],
+        cwd=REPO,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert first.stdout is not None
+    for line in first.stdout:
+        if line.startswith("PLAY [Start the jobs"):
+            os.killpg(first.pid, signal.SIGKILL)
+            break
+    first.stdout.read()
+    assert first.wait() == -signal.SIGKILL
+    done = deploy("-e", steps)
+    assert done.returncode == 0, done.stdout
+    manifest = json.loads(inside("cat", "/var/lib/launchproof/runs/training.service/current/manifest.json"))
+    spec = json.loads(inside("cat", "/etc/launchproof/jobs/training.service.json"))
+    assert manifest["digest"] == spec["digest"]
+    assert "DFLASH_PROFILE_INTERVAL=50" in inside(
+        "sh", "-c", "tr '\\0' '\\n' < /proc/$(systemctl show -P MainPID training.service)/environ"
+    )
+
+
+def test_a_secret_is_found_nowhere():
+    """The S3 secret is a real one; -vvv --diff is the most that Ansible prints."""
+    secret = (NODE / "s3/secret_key").read_text().strip()
+    assert len(secret) >= 16
+    done = deploy("-vvv", "--diff", "-e", json.dumps({"extraction_env": {"SEEDED": "1"}}))
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert secret not in done.stdout
+    for path in (REPO / "artifacts").rglob("*"):
+        assert not path.is_file() or secret.encode() not in path.read_bytes(), path
     places = ["/etc/systemd", "/etc/launchproof", "/var/lib/launchproof", "/var/lib/dflash", "/var/log"]
     # grep's 1 is "nowhere"; the pattern comes by stdin, so that the search itself shows the secret to nobody.
     search = ["pct", "exec", VMID, "--", "grep", "-rlF", "--exclude-dir=secrets", "-f", "-", *places]
