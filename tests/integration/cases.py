@@ -312,6 +312,8 @@ raise KeyError("hidden_states")""", "-u"), proof={"progress": STEP, "done": DONE
     Case("no-child", "exited_early", "Type=forking, the parent exits 0 and leaves no child (Result=protocol)",
          bash("echo launching"), service="Type=forking\nPIDFile=/run/case-no-child.pid",
          fact='[ "$(prop Result)" = protocol ]'),
+    Case("forking-fails", "exited_nonzero", "Type=forking, and the parent ends with 2", bash("echo no data; exit 2"),
+         service="Type=forking", fact='prop ExecStart | grep -q "code=exited ; status=2 "', evidence=("no data",)),
     Case("forks-never", "start_timeout", "Type=forking, and the program stays in the foreground",
          service="Type=forking\nTimeoutStartSec=3", proof={"progress": STEP}, fact='[ "$(prop Result)" = timeout ]'),
     Case("stopped", "killed_by_signal", "somebody stops the unit during the proof", proof={"process": {"stable_for": 8}},

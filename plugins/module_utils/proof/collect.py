@@ -358,8 +358,9 @@ class UnitWatch:
                 self._oom_now = value
                 self._count_oom(value - self._oom_before)
 
-    def _count_oom(self, rise: int) -> None:
-        self._oom_rise[self.run_id] = max(rise, self._oom_rise.get(self.run_id, 0))
+    def _count_oom(self, rise: int, run_id: str | None = None) -> None:
+        run_id = run_id or self.run_id
+        self._oom_rise[run_id] = max(rise, self._oom_rise.get(run_id, 0))
         if rise > 0 and self._oom_at is None:
             self._oom_at = ledger.boottime()
 
@@ -454,11 +455,22 @@ class UnitWatch:
                     stop_requested=state.pending_job in ("stop", "restart"),
                 )
             )
-        elif not state.main_pid and state.active_state in ("inactive", "failed") and not self._read_certificate(self.run_id):
+        elif not state.main_pid and state.active_state in ("inactive", "failed") and not self._end_of_parent(state):
             self._end_before_exec(state)
+
+    def _end_of_parent(self, state: UnitState) -> bool:
+        """Record how a Type=forking unit's parent ended that left no main process. Return whether it did."""
+        if state.type != "forking" or state.exec_main_code or state.invocation_id != self.run_id:
+            return False
+        code, status = systemd.parent_end(self.properties)
+        if code:
+            self._end(Exit(at=ledger.boottime(), code=code, status=status, invocation_id=self.run_id, result=state.result))
+        return bool(code)
 
     def _end_before_exec(self, state: UnitState) -> None:
         """A run that ended without a main process: a pre-command failed, or systemd could not fork."""
+        if self._read_certificate(self.run_id):
+            return
         if state.result == "success" or state.invocation_id != self.run_id:
             return
         status = systemd.failed_command_status(self.properties)
@@ -474,7 +486,7 @@ class UnitWatch:
         if certificate is None:
             return False
         if certificate.get("oom_kill"):
-            self._count_oom(certificate["oom_kill"] - self._oom_before)
+            self._count_oom(certificate["oom_kill"] - self._oom_before, run_id)
         if not self._certified(run_id):
             end = certificate_exit(certificate, run_id)
             if end.code or end.result not in ("", "success"):
@@ -485,7 +497,9 @@ class UnitWatch:
         if end.code == KILLED or end.code == DUMPED or (end.code == EXITED and end.status not in SETUP_STATUSES):
             self.exec_seen = True
         self.exits.append(end)
+        # The counter goes with the group, and the certificate is written before that: one of them is there.
         self._read_oom()
+        self._read_certificate(end.invocation_id or None)
 
     def _note_exec(self, state: UnitState) -> None:
         if self.exec_seen or not state.main_pid:

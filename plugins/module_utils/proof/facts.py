@@ -132,6 +132,8 @@ class UnitState:
     memory_max: int | None = None
     # The ExecStartPre= or ExecCondition= command that failed, redacted ("/bin/false (exit status 1)"), "" when none did.
     failed_command: str = ""
+    # The ExecStartPost= command that failed, likewise: systemd then ends the main process.
+    failed_post_command: str = ""
     # Files of EnvironmentFile= (without "-") that are not there.
     missing_files: tuple[str, ...] = ()
     # FragmentPath=.

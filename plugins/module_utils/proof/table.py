@@ -17,6 +17,7 @@ from typing import Any
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import launcher as launchers
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
     DUMPED,
+    KILLED,
     NOT_READ,
     LogPlace,
     Match,
@@ -163,6 +164,12 @@ def start_refused(v: View) -> Finding | None:
             NOW,
             f"{what}, which {v.unit} needs",
             {**evidence, "missing_files": files, "journal": list(journal[-5:])},
+        )
+    if v.exit is not None and v.exit.code == KILLED and v.state.failed_post_command and v.result == "exit-code":
+        post = f"ExecStartPost={v.state.failed_post_command}"
+        remedy = f"run it by hand: {post} failed, so systemd ended {v.unit}"
+        return Finding(
+            "start_refused", v.death, remedy, {**evidence, "failed_command": post, **v.exit_evidence(), **v.log_evidence(5)}
         )
     if v.exit is not None and never_ran and v.result in ("exit-code", "signal", "core-dump", "protocol"):
         journal = known(v.facts.journal) or ()
@@ -524,6 +531,8 @@ def exited_early(v: View) -> Finding | None:
         why = (
             f"it left {len(others)} process(es) behind (pid {others[0].pid}): it daemonised, keep it in the foreground"
         )
+    elif v.result == "protocol":
+        why = f"Type={v.state.type} waits for what it never did (READY=1, PIDFile=, a process that stays): use Type=exec"
     elif v.exit.stop_requested:
         why = "systemctl stopped it: start it again if that was not meant"
     elif v.spec.done:

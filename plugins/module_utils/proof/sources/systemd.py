@@ -13,7 +13,13 @@ import shlex
 import subprocess
 import time
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import UnitState, Unknown
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
+    DUMPED,
+    EXITED,
+    KILLED,
+    UnitState,
+    Unknown,
+)
 
 # systemd makes C(invocation:UNIT) here when a unit starts and removes it when the unit is inactive or failed
 # (unit_export_invocation_id() of systemd's src/core/unit.c): start and end as inotify events, without D-Bus.
@@ -123,6 +129,7 @@ def unit_state(properties: dict, offset: float) -> UnitState:
         memory_max=int(memory) if memory.isdigit() and int(memory) < 2**63 else None,
         missing_files=missing_files(properties) if properties.get("Result") == "resources" else (),
         failed_command=failed_command(properties),
+        failed_post_command=failed_post_command(properties),
         fragment_path=properties.get("FragmentPath", ""),
     )
 
@@ -204,8 +211,17 @@ def command(properties: dict) -> tuple:
     return tuple(match.group(1).split()) if match else ()
 
 
+def parent_end(properties: dict) -> tuple:
+    """(code, status) with which the parent of a Type=forking unit ended, (0, 0) when it did not.
+
+    ExecMainCode= stays 0 where systemd never came to know a main process.
+    """
+    found = re.search(r"; code=(exited|killed|dumped) ; status=(\d+)", properties.get("ExecStart", ""))
+    return ({"exited": EXITED, "killed": KILLED, "dumped": DUMPED}[found.group(1)], int(found.group(2))) if found else (0, 0)
+
+
 def failed_command_status(properties: dict) -> int:
-    """Exit status of the ExecStartPre= or ExecCondition= command that failed last, 0 when none did."""
+    """Exit status of the ExecCondition=, ExecStartPre= or ExecStartPost= command that failed last, 0 when none did."""
     return _failed_command(properties)[1]
 
 
@@ -215,8 +231,14 @@ def failed_command(properties: dict) -> str:
     return "%s (exit status %d)" % (words, status) if status else ""
 
 
-def _failed_command(properties: dict) -> tuple:
-    text = properties.get("ExecStartPre", "") + "\n" + properties.get("ExecCondition", "")
+def failed_post_command(properties: dict) -> str:
+    """The ExecStartPost= command that failed, with its exit status, "" when none did."""
+    words, status = _failed_command(properties, ("ExecStartPost",))
+    return "%s (exit status %d)" % (words, status) if status else ""
+
+
+def _failed_command(properties: dict, names: tuple = ("ExecStartPre", "ExecCondition")) -> tuple:
+    text = "\n".join(properties.get(name, "") for name in names)
     found = re.findall(r"argv\[\]=(.*?) ; ignore_errors=.*?code=exited ; status=(\d+)", text)
     return next(((words, int(status)) for words, status in reversed(found) if int(status)), ("", 0))
 

@@ -196,6 +196,14 @@ CASES = [
         evidence={"failed_command": "/bin/false (exit status 1)"},
         remedy="ExecStartPre=/bin/false (exit status 1)",
     ),
+    Case(
+        "post-command-failed",
+        "start_refused",
+        2,
+        died(15, systemd=down(15, f.KILLED, result="exit-code", failed_post_command="/bin/false (exit status 1)")),
+        also=("killed_by_signal",),
+        remedy="ExecStartPost=/bin/false (exit status 1)",
+    ),
     # 3
     Case(
         "condition",

@@ -65,6 +65,19 @@ def test_show_of_two_units():
     assert (state.memory_max, state.pending_job, state.condition_at) == (None, "pending", 0.0)
 
 
+def test_the_end_of_a_parent_that_left_no_main_process():
+    words = "{ path=/bin/d ; argv[]=/bin/d ; ignore_errors=no ; start_time=[n/a] ; stop_time=[n/a] ; pid=7 ; code=%s }"
+    assert systemd.parent_end({"ExecStart": words % "exited ; status=3"}) == (1, 3)
+    assert systemd.parent_end({"ExecStart": words % "killed ; status=9/KILL"}) == (2, 9)
+    assert systemd.parent_end({"ExecStart": words % "(null) ; status=0/0"}) == (0, 0)
+
+
+def test_a_post_command_that_failed():
+    words = "{ path=/bin/%s ; argv[]=/bin/%s x ; ignore_errors=no ; pid=7 ; code=exited ; status=%d }"
+    assert systemd.failed_post_command({"ExecStartPost": words % ("a", "a", 0)}) == ""
+    assert systemd.failed_post_command({"ExecStartPost": words % ("a", "a", 2)}) == "/bin/a x (exit status 2)"
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
