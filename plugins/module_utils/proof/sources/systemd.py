@@ -221,7 +221,7 @@ def parent_end(properties: dict) -> tuple:
 
 
 def failed_command_status(properties: dict) -> int:
-    """Exit status of the ExecCondition=, ExecStartPre= or ExecStartPost= command that failed last, 0 when none did."""
+    """Exit status of the ExecStartPre= or ExecCondition= command that failed last, 0 when none did."""
     return _failed_command(properties)[1]
 
 

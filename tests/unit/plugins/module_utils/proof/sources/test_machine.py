@@ -82,17 +82,18 @@ def test_who_wrote_to_a_shared_log(tmp_path):
     log = tmp_path / "log"
     log.write_text("somebody else's\n")
     inode = (log.stat().st_dev, log.stat().st_ino)
-    with open(log, "ab") as handle, subprocess.Popen(["sh", "-c", "read _; echo mine; read _"], stdin=subprocess.PIPE, stdout=handle) as child:
+    script = "echo ready >&2; read _; echo mine; echo done >&2; read _"
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND)  # as systemd does; Python's own open() seeks to the end
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=handle, stderr=subprocess.PIPE) as child:
+        assert child.stderr.readline() == b"ready\n"
         assert not process.has_written(child.pid, inode)
-        assert set(process.other_writers(inode, (os.getpid(),))) == {child.pid}
+        assert process.other_writers(inode, (os.getpid(),)) == (child.pid,)
         child.stdin.write(b"\n")
         child.stdin.flush()
-        for _turn in range(1000):
-            if log.stat().st_size > 16:
-                break
-            os.sched_yield()
+        assert child.stderr.readline() == b"done\n"
         assert process.has_written(child.pid, inode)
         child.stdin.close()
+    os.close(handle)
     with open(log):
         assert process.other_writers(inode, ()) == (), "whoever only reads is no writer"
 
