@@ -51,13 +51,14 @@ def untouched():
 
 
 def test_check_mode_on_a_fresh_machine_predicts_and_creates_nothing(untouched):
+    caches = sorted(NODE.rglob("*"))
     done = deploy("--check")
     assert done.returncode == 0, done.stdout
     assert report()["verdict"] == "predicted"
     assert {row["unit"] for row in report()["jobs"]} == set(UNITS)
     assert "predict" in done.stdout.lower()
     assert machine() == untouched
-    assert not NODE.exists()
+    assert sorted(NODE.rglob("*")) == caches
 
 
 def test_the_first_deployment_is_proved():
