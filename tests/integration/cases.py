@@ -431,7 +431,7 @@ mkdir -p $group; prop MainPID > $group/cgroup.procs; echo FROZEN > $group/freeze
     Case("no-bucket", "observer_blind", "objects in a bucket are required, and nobody answers at its address",
          env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
          proof={"progress": STEP, "objects": {"uri": "s3://bucket/prefix", "within": 4}},
-         fact="systemctl is-active $UNIT", evidence=("s3://bucket/prefix",)),
+         fact="until_ok systemctl is-active $UNIT", evidence=("s3://bucket/prefix",)),
     Case("time-up", "inconclusive", "the time is up before the first step may be judged",
          bash("echo loading; exec sleep 600"), proof={"progress": STEP, "deadlines": {"first_progress": 600}},
          timeout=4, fact="systemctl is-active $UNIT"),
