@@ -138,6 +138,10 @@ class UnitWatch:
                 start = Unknown("%s: %s" % (where, error.strerror))
         objects = self.objects_source.count() if self.objects_source else None
         gpu = self.gpu_source.memory() if self.gpu_source else None
+        if observed:
+            # The run began long ago: what was there before it is known from the proof of its launch, or not at all.
+            objects = self._objects_before(state, objects)
+            gpu = {} if isinstance(gpu, dict) else gpu
         self.baseline = Baseline(
             taken_at=now,
             observed=observed,
@@ -151,6 +155,12 @@ class UnitWatch:
             gpu_memory=gpu,
         )
         self._attach(state, now)
+
+    def _objects_before(self, state: UnitState, now):
+        run_id = state.invocation_id or self._last_run()
+        verdict = ledger.read_json(os.path.join(self.paths.run(self.unit, run_id), "verdict.json")) if run_id else None
+        before = (verdict or {}).get("objects_before")
+        return before if isinstance(before, int) else now
 
     def restore_baseline(self, baseline: Baseline, now: float) -> None:
         """Go on with the baseline of a prover that was killed."""
@@ -171,6 +181,8 @@ class UnitWatch:
         elif self.log_path:
             self._open_log(self.log_path, known(self.baseline.log))
         self.apply(self.state, self.properties, now)
+        if self.gpu_source and isinstance(self._processes, tuple):
+            self.gpu_source.sample(self._processes)
 
     def _adopt(self, state: UnitState, now: float) -> None:
         """Take the run that is there, or the last one of the ledger, as the run under test."""

@@ -63,7 +63,7 @@ def _wait(view: View, findings: list[Finding], now: float) -> Wait:
         "gpu": view.began + view.spec.gpu_within,
         "first_progress": view.first_progress_deadline,
         "progress": view.pace_deadline,
-        "objects": view.began + view.spec.objects.within if view.spec.objects else view.total_deadline,
+        "objects": view.objects_deadline if view.spec.objects else view.total_deadline,
         "ended": view.death,
     }
     later = [finding.since for finding in findings if now < finding.since < float("inf")]

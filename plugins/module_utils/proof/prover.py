@@ -23,6 +23,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts imp
     UnitState,
     Unknown,
     Verdict,
+    known,
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
@@ -339,7 +340,8 @@ class Prover:
         if not os.path.isdir(folder):
             return
         with contextlib.suppress(OSError):
-            ledger.write_json(os.path.join(folder, "verdict.json"), dict(row, schema=1, session=self.session_id, at=ledger.timestamp()))
+            more = {"schema": 1, "session": self.session_id, "at": ledger.timestamp(), "objects_before": known(item.baseline.objects)}
+            ledger.write_json(os.path.join(folder, "verdict.json"), dict(row, **more))
             descriptor = os.open(
                 os.path.join(folder, "events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
             )

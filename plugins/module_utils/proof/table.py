@@ -761,7 +761,7 @@ def uploads_stalled(v: View) -> Finding | None:
         "needed": need.min_new,
         **v.progress_evidence(),
     }
-    return Finding("uploads_stalled", v.began + need.within, remedy, evidence)
+    return Finding("uploads_stalled", v.objects_deadline, remedy, evidence)
 
 
 def inconclusive(v: View) -> Finding | None:

@@ -408,6 +408,12 @@ class View:
             return 0
         return max(0, objects.count - (before or 0))
 
+    @cached_property
+    def objects_deadline(self) -> float:
+        """When objects are due, CLOCK_BOOTTIME s; of an older run nobody knows what was there before it, so they count from now on."""
+        began = max(self.began, self.baseline.taken_at) if self.baseline.observed else self.began
+        return began + self.spec.objects.within if self.spec.objects else float("inf")
+
     @property
     def objects_missing(self) -> bool:
         return self.spec.objects is not None and self.new_objects < self.spec.objects.min_new

@@ -12,18 +12,25 @@ import hashlib
 import hmac
 import os
 import threading
+import time
 import urllib.parse
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Objects, Unknown
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import NOT_READ, Objects, Unknown
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import NAMES
 
 S3_EVERY = 2.0  # s between listings: S3 tells nobody when something is stored
 S3_TIMEOUT = 10.0  # s for one request
+PATIENCE = 15.0  # s of failed listings that may be a server's restart
+BASELINE_PATIENCE, BASELINE_PAUSE = 3.0, 0.3  # the same before the start, where nothing else can go on meanwhile
 
 
 class ListError(Exception):
-    """The place could not be listed."""
+    """The place could not be listed. C(lasting): asking again would not help (no key, no right, no bucket)."""
+
+    def __init__(self, message: str, lasting: bool = False):
+        super().__init__(message)
+        self.lasting = lasting
 
 
 def sign(method: str, host: str, path: str, query: str, environ: dict, now: datetime.datetime) -> dict:
@@ -60,7 +67,7 @@ def s3_count(uri: str, environ: dict) -> int:
 
     missing = [name for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY") if not environ.get(name)]
     if missing:
-        raise ListError("%s is not in the job's env or secrets" % missing[0])
+        raise ListError("%s is not in the job's env or secrets" % missing[0], lasting=True)
     bucket, _slash, prefix = uri[len("s3://") :].partition("/")
     endpoint = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or "https://s3.amazonaws.com"
     parts = urllib.parse.urlsplit(endpoint)
@@ -82,7 +89,7 @@ def s3_count(uri: str, environ: dict) -> int:
             answer = connection.getresponse()
             body = answer.read()
             if answer.status != 200:
-                raise ListError("%s answered %d %s" % (endpoint, answer.status, answer.reason))
+                raise ListError("%s answered %d %s" % (endpoint, answer.status, answer.reason), lasting=400 <= answer.status < 500)
             tree = xml.etree.ElementTree.fromstring(body)
             space = tree.tag.partition("}")[0] + "}" if tree.tag.startswith("{") else ""
             count += len(tree.findall(space + "Contents"))
@@ -100,7 +107,7 @@ def folder_count(path: str) -> int:
 
     def fail(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
-            raise ListError("%s: %s" % (error.filename, error.strerror))
+            raise ListError("%s: %s" % (error.filename, error.strerror), lasting=True)
 
     return sum(len(files) for _folder, _folders, files in os.walk(path, onerror=fail))
 
@@ -111,20 +118,28 @@ class ObjectsSource:
     def __init__(self, spec, environ: dict, loop, touch):
         self.spec, self.environ, self.loop, self.touch = spec, environ, loop, touch
         self._remote = spec.uri.startswith("s3://")
-        self._last = self._grew_at = None
+        self._last = self._grew_at = self._failing_since = self._good = None
         self._key = self._thread = None
         self._stop = threading.Event()
         self._reading, self._writing = None, None
 
     def _list(self) -> int | Unknown:
         try:
-            return s3_count(self.spec.uri, self.environ) if self._remote else folder_count(self.spec.uri)
+            found = s3_count(self.spec.uri, self.environ) if self._remote else folder_count(self.spec.uri)
         except ListError as error:
+            self._failing_since = ledger.boottime() - PATIENCE if error.lasting else self._failing_since or ledger.boottime()
             return Unknown(str(error))
+        self._failing_since = None
+        return found
 
     def count(self) -> int | Unknown:
         """Count now, as the baseline, and begin to follow."""
-        self._last = first = self._list()
+        end = ledger.boottime() + BASELINE_PATIENCE
+        first = self._list()
+        while isinstance(first, Unknown) and ledger.boottime() < min(end, self._failing_since + PATIENCE):
+            time.sleep(BASELINE_PAUSE)
+            first = self._list()
+        self._take(first)
         if self._remote:
             self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             self.loop.add(self._reading, self._on_listing)
@@ -152,6 +167,8 @@ class ObjectsSource:
             if isinstance(self._last, int) and found > self._last:
                 self._grew_at = ledger.boottime()
             self.touch()
+        if isinstance(found, int):
+            self._good = found
         self._last = found
 
     def facts(self) -> Objects | Unknown:
@@ -159,8 +176,11 @@ class ObjectsSource:
             self._take(self._list())  # the folder came later, or lies where inotify does not reach
             self._key = self.loop.watch(self.spec.uri, NAMES, lambda _mask, _name: self._take(self._list()))
         if isinstance(self._last, Unknown):
-            return self._last
-        return Objects(uri=self.spec.uri, count=self._last or 0, grew_at=self._grew_at)
+            if self._failing_since is None or ledger.boottime() - self._failing_since >= PATIENCE:
+                return self._last
+            if self._good is None:
+                return NOT_READ
+        return Objects(uri=self.spec.uri, count=self._good or 0, grew_at=self._grew_at)
 
     def close(self) -> None:
         self._stop.set()

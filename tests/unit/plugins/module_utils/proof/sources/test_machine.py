@@ -170,7 +170,7 @@ def s3():
             query = parse_qs(urlsplit(self.path).query)
             self.server.asked.append(self.path)
             body = PAGES[query.get("continuation-token", [None])[0]].encode()
-            self.send_response(self.server.status)
+            self.send_response(self.server.first.pop(0) if self.server.first else self.server.status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -179,7 +179,7 @@ def s3():
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.asked, server.status = [], 200
+        server.asked, server.status, server.first = [], 200, []
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -199,6 +199,18 @@ def test_a_refused_listing_is_unknown_and_not_0(s3, loop):
     source = objects.ObjectsSource(type("Spec", (), {"uri": "s3://bucket/x"}), environ(s3), loop, lambda: None)
     found = source.count()
     assert isinstance(found, Unknown) and "403" in found.why
+    source.close()
+
+
+def test_a_server_that_is_just_restarting_is_asked_again(s3, loop):
+    s3.first = [503, 503]
+    source = objects.ObjectsSource(type("Spec", (), {"uri": "s3://bucket/x"}), environ(s3), loop, lambda: None)
+    assert source.count() == 3
+    s3.first = [503] * 100
+    source._take(source._list())
+    assert source.facts().count == 3, "the last number holds while the server may be coming back"
+    source._failing_since -= objects.PATIENCE
+    assert "503" in source.facts().why
     source.close()
 
 
