@@ -89,7 +89,6 @@ def one_more(folder: Path, variables: dict, known_hosts: str) -> list[float]:
     environment = {
         "HOME": str(folder),
         "ANSIBLE_STDOUT_CALLBACK": "ansible.posix.jsonl",
-        "ANSIBLE_PIPELINING": "1",
         "ANSIBLE_CONNECTION_PLUGINS": str(folder / "connection_plugins"),
     }
     done = node.play(node.PEERS, *node.playbook(folder, variables, tasks), environment=environment)

@@ -22,7 +22,7 @@ from tests.support.machine import Machine
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         machine = Machine(Path(name) / "machine")
-        report = {"LAUNCHPROOF_REPORT": f"{name}/report.json"}
+        report = {"LAUNCHPROOF_REPORT": f"{name}/report.json", "ANSIBLE_SSH_CONTROL_PATH_DIR": f"{name}/cp"}
         machine.boot()
         try:
             fresh = run(machine, report, "./deploy")

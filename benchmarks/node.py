@@ -19,13 +19,13 @@ from tests.support.container import REPO
 from tests.support.deployment import NODE
 from tests.support.pve import Client, declared
 
-VMID = 990
+VMID = 897
 OURS, PEERS = REPO / ".venv/bin", REPO / ".venv-bench/bin"
 
 
 def play(program: Path, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ansible-playbook of one of the environments, its output as text. The settings are the checkout's own."""
-    more = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CALLBACKS_ENABLED": "", **(environment or {})}
+    """Run ansible-playbook of one of the environments, its output as text."""
+    more = {"ANSIBLE_CONFIG": str(REPO / "benchmarks/ansible.cfg"), **(environment or {})}
     return subprocess.run(
         [str(program / "ansible-playbook"), *arguments],
         cwd=REPO, env={**os.environ, **more}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
@@ -33,9 +33,11 @@ def play(program: Path, *arguments: str, environment: dict[str, str] | None = No
 
 
 def _local_node(*arguments: str) -> None:
-    done = play(OURS, "playbooks/local_node.yml", *arguments)
+    done = play(OURS, "-i", "inventory/local", "playbooks/local_node.yml", *arguments)
     if done.returncode != 0:
-        raise Unmeasured(f"playbooks/local_node.yml {' '.join(arguments)} failed: {done.stdout[-2000:]}")
+        raise Unmeasured(
+            f"playbooks/local_node.yml {' '.join(arguments)} failed: {done.stdout[-2000:]}{done.stderr[-1000:]}"
+        )
 
 
 @contextlib.contextmanager
