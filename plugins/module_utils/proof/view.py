@@ -489,7 +489,9 @@ class View:
 
     @property
     def busy(self) -> bool:
-        """Whether CPU or I/O advanced in the last window by more than starting and sleeping take."""
+        """Whether CPU or I/O advanced in the last window by more than starting and sleeping take, or it waits for a CPU."""
+        if any(process.state == "R" for process in self.processes or ()):
+            return True
         activity = known(self.facts.activity)
         if activity is None:
             return False

@@ -616,6 +616,15 @@ CASES = [
         remedy="PYTHONUNBUFFERED=1",
     ),
     Case(
+        "buffered-and-short-of-cpu",
+        "silent",
+        60.5,
+        {"log": SILENT, "activity": f.Activity(5.0, 0.1, 0), "processes": (process(state="R"),)},
+        at_once=False,
+        evidence={"detail": "buffered"},
+        remedy="PYTHONUNBUFFERED=1",
+    ),
+    Case(
         "idle", "silent", 60.5, {"log": SILENT, "activity": f.Activity(5.0, 0.0, 0)}, at_once=False, evidence={"detail": "idle"}, remedy="hangs"
     ),
     # 26
