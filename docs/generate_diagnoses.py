@@ -54,7 +54,11 @@ def line(row: Row) -> str:
     """Return one row of the table."""
     codes = ", ".join(f"`{code}`" for code in row.codes)
     words = "; ".join(f"it {WORDS[code]}" for code in row.codes)
-    return "| " + " | ".join([row.number, codes, ", ".join(row.when), cell(row.decided_by), cell(row.remedy), cell(words)]) + " |"
+    return (
+        "| "
+        + " | ".join([row.number, codes, ", ".join(row.when), cell(row.decided_by), cell(row.remedy), cell(words)])
+        + " |"
+    )
 
 
 def render() -> str:

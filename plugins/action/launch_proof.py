@@ -57,7 +57,12 @@ class ActionModule(ActionBase):
             try:
                 answer = self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars)
                 # A connection that is killed in the middle looks like a module that printed nothing.
-                lost = answer.get("failed") and "module_stdout" in answer and not answer["module_stdout"] and not answer.get("module_stderr")
+                lost = (
+                    answer.get("failed")
+                    and "module_stdout" in answer
+                    and not answer["module_stdout"]
+                    and not answer.get("module_stderr")
+                )
                 if not lost:
                     return answer
                 error = AnsibleConnectionFailure("the connection ended before the module's answer")
@@ -97,7 +102,13 @@ class ActionModule(ActionBase):
                 shown_at = now
                 display.display(session.live_line(self._host, rows, news["status"]))
             wait = WAIT if failed_at is None else max(0.5, GRACE - (now - failed_at))
-            arguments = {"phase": "follow", "session": session_id, "offset": news["offset"], "wait": wait, "host": self._host}
+            arguments = {
+                "phase": "follow",
+                "session": session_id,
+                "offset": news["offset"],
+                "wait": wait,
+                "host": self._host,
+            }
             news = self._call(arguments, task_vars)
             if news.get("failed"):
                 for unit in units:

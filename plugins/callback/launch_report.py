@@ -45,7 +45,6 @@ from ansible import constants as C
 from ansible import context
 from ansible.plugins.callback import CallbackBase
 from ansible.template import Templar
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.render import table
 from ansible_collections.dflash.launchproof.plugins.module_utils.report import Failure, Report

@@ -19,7 +19,9 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof import le
 MARK = "# Written by launchproof run; the next launchproof run of this name replaces it."
 UNITS = "/etc/systemd/system"
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "USER", "LOGNAME", "SHELL")
-SECRET = re.compile(r"(?i)secret|token|passw|key|credential")  # names whose values are masked in all that the prover says
+SECRET = re.compile(
+    r"(?i)secret|token|passw|key|credential"
+)  # names whose values are masked in all that the prover says
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}")
 UNIT = """\
 {mark}
@@ -49,7 +51,14 @@ class AdhocError(Exception):
 
 def quote(word: str) -> str:
     """A word of ExecStart=: systemd.service(5), "Command lines". Nothing in it is expanded."""
-    text = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t").replace("%", "%%").replace("$", "$$")
+    text = (
+        word.replace("\\", "\\\\")
+        .replace('"', '\\"')
+        .replace("\n", "\\n")
+        .replace("\t", "\\t")
+        .replace("%", "%%")
+        .replace("$", "$$")
+    )
     return '"%s"' % text
 
 
@@ -86,7 +95,9 @@ def write(path: str, text: str, mode: int) -> None:
     os.rename(temporary, path)
 
 
-def deliver(name: str, command: list, environ: dict, user: str, directory: str, proof: dict, program: str, paths: ledger.Paths) -> str:
+def deliver(
+    name: str, command: list, environ: dict, user: str, directory: str, proof: dict, program: str, paths: ledger.Paths
+) -> str:
     """Write the unit, its environment file and its job file, and return the unit's name. Raises AdhocError.
 
     A unit of that name that somebody else wrote is left alone.
@@ -95,10 +106,18 @@ def deliver(name: str, command: list, environ: dict, user: str, directory: str, 
         raise AdhocError("--name %s: use letters, digits, dot, dash and underscore" % name)
     unit = name + ".service"
     path = os.path.join(UNITS, unit)
-    for folder in (UNITS, "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"):
+    for folder in (
+        UNITS,
+        "/run/systemd/system",
+        "/usr/local/lib/systemd/system",
+        "/usr/lib/systemd/system",
+        "/lib/systemd/system",
+    ):
         found = os.path.join(folder, unit)
         if os.path.lexists(found) and not (found == path and _ours(path)):
-            raise AdhocError("--name %s: %s exists and was not written by launchproof run; choose another name" % (name, found))
+            raise AdhocError(
+                "--name %s: %s exists and was not written by launchproof run; choose another name" % (name, found)
+            )
     argv = list(command)
     if "/" not in argv[0]:
         argv[0] = shutil.which(argv[0], path=environ.get("PATH")) or argv[0]

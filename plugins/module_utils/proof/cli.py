@@ -148,12 +148,19 @@ def watch(options: argparse.Namespace, paths: ledger.Paths) -> int:
         if states.get(item.unit) == state:
             return
         states[item.unit] = state
-        row = render.row(answer) if decided else {"unit": item.unit, "code": None, "ok": None, "run_id": item.run_id, "stage": answer.stage}
+        row = (
+            render.row(answer)
+            if decided
+            else {"unit": item.unit, "code": None, "ok": None, "run_id": item.run_id, "stage": answer.stage}
+        )
         row = Redactor({}).data(dict(row, at=ledger.timestamp()))
         if options.json:
             print(json.dumps(row, sort_keys=True, ensure_ascii=False), flush=True)
         else:
-            print("%s %s" % (row["at"], render.sentence(row) if decided else "%s waits: %s" % (item.unit, answer.stage)), flush=True)
+            print(
+                "%s %s" % (row["at"], render.sentence(row) if decided else "%s waits: %s" % (item.unit, answer.stage)),
+                flush=True,
+            )
         if options.textfile:
             adhoc.write(options.textfile, metrics(states), 0o644)
 
@@ -169,7 +176,9 @@ def watch(options: argparse.Namespace, paths: ledger.Paths) -> int:
 def metrics(states: dict) -> str:
     """The states of watch() in Prometheus' text format."""
     lines = ["# HELP launchproof_state 1 for the diagnosis that holds now.", "# TYPE launchproof_state gauge"]
-    lines += ['launchproof_state{unit="%s",code="%s"} 1' % (unit, code) for unit, (code, _run) in sorted(states.items())]
+    lines += [
+        'launchproof_state{unit="%s",code="%s"} 1' % (unit, code) for unit, (code, _run) in sorted(states.items())
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -233,11 +242,15 @@ def diagnose_launcher(foreign: dict, pattern: str | None, printed: tuple) -> dic
     answer = decide(Baseline(taken_at=now), facts, validate({"launcher": foreign} if foreign else {}), now)
     if isinstance(answer, Verdict):
         return Redactor().data(render.row(answer))
-    raise session.SessionError("the launcher's evidence explains nothing: name the unit, or give --launcher-output and --launcher-rc")
+    raise session.SessionError(
+        "the launcher's evidence explains nothing: name the unit, or give --launcher-output and --launcher-rc"
+    )
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="launchproof", description="Start jobs as systemd units and prove that they work.")
+    top = argparse.ArgumentParser(
+        prog="launchproof", description="Start jobs as systemd units and prove that they work."
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     out = argparse.ArgumentParser(add_help=False)
     out.add_argument("--json", action="store_true", help="print the verdict as JSON")
@@ -248,7 +261,9 @@ def parser() -> argparse.ArgumentParser:
     foreign.add_argument("--launcher-rc", type=int, metavar="N", help="its exit status as the caller saw it")
     foreign.add_argument("--launcher-output", metavar="FILE", help="what it printed")
     foreign.add_argument("--launcher-end-mark", metavar="TEXT", help="what its last command would have printed")
-    one = commands.add_parser("prove", parents=[out, foreign], help="prove units, without starting or stopping anything")
+    one = commands.add_parser(
+        "prove", parents=[out, foreign], help="prove units, without starting or stopping anything"
+    )
     one.add_argument("units", nargs="*", metavar="UNIT", help="default: every job delivered to this machine")
     one.add_argument(
         "--state", choices=["observed", "awaited", "started", "restarted"], default="observed",
@@ -258,14 +273,18 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
     one.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof")
     one.set_defaults(function=prove)
-    why = commands.add_parser("diagnose", parents=[out, foreign], help="say what is wrong now, of a unit or of a foreign launcher")
+    why = commands.add_parser(
+        "diagnose", parents=[out, foreign], help="say what is wrong now, of a unit or of a foreign launcher"
+    )
     why.add_argument("unit", nargs="?", metavar="UNIT")
     why.add_argument("--pattern", metavar="P", help="command-line pattern by which the job was looked for")
     why.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
     why.add_argument("--timeout", type=float, default=5.0, metavar="S", help="how long to look (default: 5)")
     why.set_defaults(function=diagnose)
     new = commands.add_parser(
-        "run", parents=[out], help="run a command as a unit of its own and prove it; a run of the same name is stopped first, its log is kept"
+        "run",
+        parents=[out],
+        help="run a command as a unit of its own and prove it; a run of the same name is stopped first, its log is kept",
     )
     new.add_argument("--name", required=True, help="name of the unit")
     new.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
@@ -274,7 +293,9 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--directory", default=".", help="working directory (default: this one)")
     new.add_argument("--required", action="append", default=[], metavar="REGEX", help="a line that must come")
     new.add_argument("--progress", metavar="REGEX", help=r"progress with a named group, e.g. 'step=(?P<step>\d+)'")
-    new.add_argument("--done", metavar="REGEX", help="line that says that the work is complete, for a command that ends")
+    new.add_argument(
+        "--done", metavar="REGEX", help="line that says that the work is complete, for a command that ends"
+    )
     new.add_argument("--proof", metavar="FILE", help="proof spec as JSON")
     new.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof; the command itself goes on")
     new.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND")

@@ -79,7 +79,9 @@ def certificate_exit(certificate: dict, run_id: str) -> Exit:
 class UnitWatch:
     """Everything about one unit under proof. C(touch) is called when facts() would give something new."""
 
-    def __init__(self, unit, spec, loop, groups, redact, paths=None, user="", log=None, host="", declared=(), secrets=None):
+    def __init__(
+        self, unit, spec, loop, groups, redact, paths=None, user="", log=None, host="", declared=(), secrets=None
+    ):
         self.unit, self.spec, self.loop, self.groups = unit, spec, loop, groups
         self.redact = functools.lru_cache(maxsize=512)(redact)  # the same words are seen at each look
         self.paths = paths or ledger.Paths()
@@ -228,12 +230,19 @@ class UnitWatch:
         self._was_waiting = False
         self.exec_seen = False
         self._place = self._journal = NOT_READ
-        self._oom_before = self._oom_now if self.groups.oom_kills(state.control_group) == self._oom_now and not first else 0
+        self._oom_before = (
+            self._oom_now if self.groups.oom_kills(state.control_group) == self._oom_now and not first else 0
+        )
         if first and self.baseline.observed:
             self._oom_before = known(self.baseline.oom_kills, 0)
         manifest = ledger.read_json(os.path.join(self.paths.run(self.unit, run_id), "manifest.json")) or {}
         started = state.exec_main_started_at if state.invocation_id == run_id else 0.0
-        self.run_started_at = float(manifest.get("boottime") or 0.0) or (started if started > self.baseline.taken_at else 0.0) or started or now
+        self.run_started_at = (
+            float(manifest.get("boottime") or 0.0)
+            or (started if started > self.baseline.taken_at else 0.0)
+            or started
+            or now
+        )
         self._open_run_log(run_id, manifest, state)
 
     def _open_run_log(self, run_id: str, manifest: dict, state: UnitState) -> None:
@@ -256,7 +265,11 @@ class UnitWatch:
             if self._tails:
                 self._restart_log()
             else:
-                self._open_log(path, None if self.baseline.observed else known(self.baseline.log), skip_middle=self.baseline.observed)
+                self._open_log(
+                    path,
+                    None if self.baseline.observed else known(self.baseline.log),
+                    skip_middle=self.baseline.observed,
+                )
         elif not self._follow_journal(run_id):
             self.spec = self._without_log()
 
@@ -285,7 +298,14 @@ class UnitWatch:
     def _follow_journal(self, run_id: str) -> bool:
         """Read the unit's output from the journal where it goes there. Return whether it can be followed."""
         self._close_logs()
-        command = ["journalctl", "--follow", "--lines=all", "--quiet", "--output=cat", "_SYSTEMD_INVOCATION_ID=" + run_id]
+        command = [
+            "journalctl",
+            "--follow",
+            "--lines=all",
+            "--quiet",
+            "--output=cat",
+            "_SYSTEMD_INVOCATION_ID=" + run_id,
+        ]
         if self.properties.get("StandardOutput") not in ("journal", "journal+console", "inherit", ""):
             return False
         try:
@@ -429,7 +449,9 @@ class UnitWatch:
             os.close(self._group_fd)
         self._group = group
         events = self.groups.events_path(group)
-        self._group_keys = [self.loop.watch(path, IN_MODIFY, self._on_group) for path in (events, self.groups.oom_path(group)) if path]
+        self._group_keys = [
+            self.loop.watch(path, IN_MODIFY, self._on_group) for path in (events, self.groups.oom_path(group)) if path
+        ]
         self._group_fd = self.groups.oom_event(group)
         if self._group_fd is not None:
             self.loop.add(self._group_fd, self._on_oom_event)
@@ -455,7 +477,12 @@ class UnitWatch:
         seen = {(end.pid, end.at) for end in self.exits}
         ended = state.exec_main_code and state.exec_main_exited_at and not state.main_pid
         fresh = self.baseline.observed or state.exec_main_exited_at > self.baseline.taken_at
-        if ended and fresh and (state.exec_main_pid, state.exec_main_exited_at) not in seen and state.invocation_id in ("", self.run_id):
+        if (
+            ended
+            and fresh
+            and (state.exec_main_pid, state.exec_main_exited_at) not in seen
+            and state.invocation_id in ("", self.run_id)
+        ):
             self._end(
                 Exit(
                     at=state.exec_main_exited_at,
@@ -476,7 +503,9 @@ class UnitWatch:
             return False
         code, status = systemd.parent_end(self.properties)
         if code:
-            self._end(Exit(at=ledger.boottime(), code=code, status=status, invocation_id=self.run_id, result=state.result))
+            self._end(
+                Exit(at=ledger.boottime(), code=code, status=status, invocation_id=self.run_id, result=state.result)
+            )
         return bool(code)
 
     def _end_before_exec(self, state: UnitState) -> None:
@@ -621,9 +650,14 @@ class UnitWatch:
             path = self._declared_log() or (os.path.join(self.paths.current(self.unit), "log"))
             if self.run_id is None or not self.spec.log.fresh:
                 return Log(path=path, exists=False, required=dict.fromkeys(self.spec.log.required))
-            return Unknown("the unit's output goes to %s, which cannot be followed" % (self.properties.get("StandardOutput") or "nowhere"))
+            return Unknown(
+                "the unit's output goes to %s, which cannot be followed"
+                % (self.properties.get("StandardOutput") or "nowhere")
+            )
         logs = [
-            self._scanners[tail].log(tail.path, exists=tail.exists, size=tail.size, changed=tail.change, old_match=self._old_match)
+            self._scanners[tail].log(
+                tail.path, exists=tail.exists, size=tail.size, changed=tail.change, old_match=self._old_match
+            )
             for tail in self._tails
         ]
         if self.spec.log.count == 1:
@@ -648,7 +682,13 @@ class UnitWatch:
         descriptor. A program that opens, writes and closes holds nothing, and gets the benefit of the doubt.
         """
         inode = self._log_inode()
-        if self._wrote or inode is None or self.spec.log.count > 1 or self._own_folder() or isinstance(self._processes, Unknown):
+        if (
+            self._wrote
+            or inode is None
+            or self.spec.log.count > 1
+            or self._own_folder()
+            or isinstance(self._processes, Unknown)
+        ):
             return False
         own = tuple(item.pid for item in self._processes if item.alive and not self._is_older(item))
         if not own:
@@ -666,7 +706,9 @@ class UnitWatch:
         return any((item.pid, item.started_at) == (other.pid, other.started_at) for other in old)
 
     def _own_folder(self) -> bool:
-        return self.run_id is not None and self._tails[0].path == os.path.join(self.paths.run(self.unit, self.run_id), "log")
+        return self.run_id is not None and self._tails[0].path == os.path.join(
+            self.paths.run(self.unit, self.run_id), "log"
+        )
 
     def facts(self, now: float) -> Facts:
         """One look at the unit."""
@@ -677,7 +719,13 @@ class UnitWatch:
         wrote = isinstance(log, Log) and log.new_bytes
         if wrote and not self.exits:
             self.exec_seen = self.exec_seen or bool(isinstance(self.state, UnitState) and self.state.main_pid)
-        if not wrote and isinstance(log, Log) and self._place is NOT_READ and log.path != "journal" and self._worth_probing(now):
+        if (
+            not wrote
+            and isinstance(log, Log)
+            and self._place is NOT_READ
+            and log.path != "journal"
+            and self._worth_probing(now)
+        ):
             self._place = logfile.probe_place(log.path, self.properties.get("User") or self.user or "root")
         if self._journal is NOT_READ and self._worth_journal():
             found = systemd.journal(self.unit, self.run_id or "")
@@ -729,7 +777,12 @@ class UnitWatch:
         state = self.state
         if not isinstance(state, UnitState) or self.baseline.observed:
             return False
-        return bool(self.exits) and self.exits[-1].code == 0 or self.answer.job_result in ("failed", "dependency") and not self.exits
+        return (
+            bool(self.exits)
+            and self.exits[-1].code == 0
+            or self.answer.job_result in ("failed", "dependency")
+            and not self.exits
+        )
 
     def _heartbeat(self):
         if not self.spec.heartbeat:
@@ -781,7 +834,10 @@ def merge_logs(path: str, logs: list) -> Log:
         path=path,
         size=sum(log.size for log in logs),
         new_bytes=sum(log.new_bytes for log in logs),
-        required={pattern: next((log.required[pattern] for log in logs if log.required.get(pattern)), None) for pattern in newest.required},
+        required={
+            pattern: next((log.required[pattern] for log in logs if log.required.get(pattern)), None)
+            for pattern in newest.required
+        },
         forbidden=tuple(match for log in logs for match in log.forbidden),
         done=next((log.done for log in logs if log.done), None),
         progress=max(progress, key=lambda item: item.changed_at) if progress else None,

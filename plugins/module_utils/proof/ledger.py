@@ -241,7 +241,9 @@ def main(argv: list, environ: dict | None = None, paths: Paths | None = None) ->
         command, unit = argv
         run_id = environ.get("INVOCATION_ID", "")
         if not valid_run_id(run_id):
-            raise LedgerError("%s %s: INVOCATION_ID is not set; this is for systemd to call" % (command, unit), EX_USAGE)
+            raise LedgerError(
+                "%s %s: INVOCATION_ID is not set; this is for systemd to call" % (command, unit), EX_USAGE
+            )
         if command == "begin-run":
             begin_run(unit, run_id, paths)
         else:

@@ -56,6 +56,7 @@ def read_environment_file(path: str | None) -> dict:
         values[name] = value
     return values
 
+
 ATTEMPTS = 3  # at a stop or a start while the manager is away
 ASK_TIMEOUT = 2.0  # s within which a start must have been asked for
 
@@ -107,7 +108,8 @@ class Prover:
         self.redactors = {job["unit"]: redactor_of(job) for job in self.request["units"]}
         self._lines = {job["unit"]: [] for job in self.request["units"]}
         self.units = [
-            make_unit(job, self.request, self.loop, self.groups, self.redactors[job["unit"]], self.paths) for job in self.request["units"]
+            make_unit(job, self.request, self.loop, self.groups, self.redactors[job["unit"]], self.paths)
+            for job in self.request["units"]
         ]
         self.watch = Watch(self.loop, self.units, self._report)
         self.loop.watch(folder, NAMES, self._on_session)
@@ -160,7 +162,10 @@ class Prover:
             path = os.path.join(self.paths.locks, item.unit)
             descriptor = session.take_lock(path, self.session_id, session.LOCK_TIMEOUT)
             if descriptor is None:
-                raise session.SessionError("%s is being proved by session %s" % (item.unit, session.lock_holder(self.paths, item.unit) or "of another prover"))
+                raise session.SessionError(
+                    "%s is being proved by session %s"
+                    % (item.unit, session.lock_holder(self.paths, item.unit) or "of another prover")
+                )
             self.locks.append(descriptor)
 
     def _command(self, *arguments: str, on_line=None) -> subprocess.Popen:
@@ -223,7 +228,9 @@ class Prover:
     def _save_baselines(self) -> None:
         document = {}
         for item in self.units:
-            fields = {key: value for key, value in asdict(replace(item.baseline, processes=())).items() if key != "processes"}
+            fields = {
+                key: value for key, value in asdict(replace(item.baseline, processes=())).items() if key != "processes"
+            }
             unknown = [key for key in fields if isinstance(getattr(item.baseline, key), Unknown)]
             document[item.unit] = {key: value for key, value in fields.items() if key not in unknown}
         ledger.write_json(os.path.join(self.folder, "baseline.json"), document)
@@ -244,7 +251,11 @@ class Prover:
         targets = sorted({systemd.target_of(name) for name in names} - {None})
         if targets:
             shown = systemd.show(targets)
-            names += [name for name in targets if isinstance(shown[name][0], UnitState) and shown[name][0].load_state == "loaded"]
+            names += [
+                name
+                for name in targets
+                if isinstance(shown[name][0], UnitState) and shown[name][0].load_state == "loaded"
+            ]
         for item in starting:
             self.emit("starting", item.unit)
             item.ask()
@@ -261,8 +272,12 @@ class Prover:
             if line is None:
                 waiting = [item for item in starting if item.unit not in self.rows]
                 self.watch.show(waiting)
-                states = [(item, item.state) for item in waiting if isinstance(item.state, UnitState) and item.run_id is None]
-                left = [item.unit for item, state in states if state.active_state == "inactive" and not state.pending_job]
+                states = [
+                    (item, item.state) for item in waiting if isinstance(item.state, UnitState) and item.run_id is None
+                ]
+                left = [
+                    item.unit for item, state in states if state.active_state == "inactive" and not state.pending_job
+                ]
                 if away and left and attempt < ATTEMPTS:
                     self._order(starting, [name for name in names if name in left or name not in by_name], attempt + 1)
                     return
@@ -302,7 +317,14 @@ class Prover:
         stage = (answer.stage, item.run_id, answer.noticed)
         if self._stages.get(item.unit) != stage:
             self._stages[item.unit] = stage
-            self.emit("stage", item.unit, stage=answer.stage, run_id=item.run_id, missing=list(answer.missing), noticed=list(answer.noticed))
+            self.emit(
+                "stage",
+                item.unit,
+                stage=answer.stage,
+                run_id=item.run_id,
+                missing=list(answer.missing),
+                noticed=list(answer.noticed),
+            )
         log = item.last_log
         self._status[item.unit] = {
             "stage": answer.stage,
@@ -320,8 +342,13 @@ class Prover:
         row = render.row(verdict)
         job = next(job for job in self.request["units"] if job["unit"] == item.unit)
         if job["action"] == "pending" and verdict.ok:
-            row["evidence"].update(observed=verdict.code, running_digest=job["before"]["digest"], declared_digest=job["digest"])
-            row.update(code="restart_pending", remedy="It runs an older configuration; restart it when it suits, with restart: when_changed.")
+            row["evidence"].update(
+                observed=verdict.code, running_digest=job["before"]["digest"], declared_digest=job["digest"]
+            )
+            row.update(
+                code="restart_pending",
+                remedy="It runs an older configuration; restart it when it suits, with restart: when_changed.",
+            )
         return row
 
     def _write_status(self, active: list) -> None:
@@ -329,7 +356,11 @@ class Prover:
         if now - self._status_at < session.STATUS_EVERY:
             return
         self._status_at = now
-        units = {item.unit: self._status[item.unit] for item in active if item.unit in self._status and item.unit not in self.rows}
+        units = {
+            item.unit: self._status[item.unit]
+            for item in active
+            if item.unit in self._status and item.unit not in self.rows
+        }
         ledger.write_json(os.path.join(self.folder, "status.json"), {"units": units})
 
     def _write_run(self, item: UnitWatch, row: dict) -> None:
@@ -340,10 +371,17 @@ class Prover:
         if not os.path.isdir(folder):
             return
         with contextlib.suppress(OSError):
-            more = {"schema": 1, "session": self.session_id, "at": ledger.timestamp(), "objects_before": known(item.baseline.objects)}
+            more = {
+                "schema": 1,
+                "session": self.session_id,
+                "at": ledger.timestamp(),
+                "objects_before": known(item.baseline.objects),
+            }
             ledger.write_json(os.path.join(folder, "verdict.json"), dict(row, **more))
             descriptor = os.open(
-                os.path.join(folder, "events.jsonl"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+                os.path.join(folder, "events.jsonl"),
+                os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,
+                0o644,
             )
             with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
                 handle.writelines(self._lines[item.unit])
@@ -355,7 +393,9 @@ class Prover:
         starting = [item.unit for item in self._actions("start", "restart")]
         while self.starter and self.starter.returncode is None and not asked and ledger.boottime() < end:
             states = [state for state, _properties in systemd.show(starting).values() if isinstance(state, UnitState)]
-            asked = all(state.pending_job or state.invocation_id or state.active_state != "inactive" for state in states)
+            asked = all(
+                state.pending_job or state.invocation_id or state.active_state != "inactive" for state in states
+            )
             self.loop.step(0.0 if asked else 0.02)
         if self.starter and self.starter.returncode is None:
             self.starter.kill()
@@ -366,7 +406,10 @@ class Prover:
         host = self.request.get("host") or socket.gethostname()
         release = ledger.read_json(os.path.join(self.folder, "release")) or {}
         heir = release.get("by", self.session_id)
-        rows = [self.rows.get(item.unit) or session.undecided_row(item.unit, self._status, host, heir) for item in self.units]
+        rows = [
+            self.rows.get(item.unit) or session.undecided_row(item.unit, self._status, host, heir)
+            for item in self.units
+        ]
         document = {
             "schema": 1,
             "session": self.session_id,
@@ -389,7 +432,13 @@ def read_answer(answer: StartAnswer, line: str, unit: str) -> StartAnswer:
     )  # fmt: skip
     result = next((word for text, word in results if text in line), answer.job_result)
     dependency = systemd.failed_dependency(unit) if result == "dependency" else ""
-    return replace(answer, rc=1, text=(answer.text + "\n" + line).strip(), job_result=result, dependency=dependency or answer.dependency)
+    return replace(
+        answer,
+        rc=1,
+        text=(answer.text + "\n" + line).strip(),
+        job_result=result,
+        dependency=dependency or answer.dependency,
+    )
 
 
 def main(folder: str) -> int:
@@ -397,7 +446,10 @@ def main(folder: str) -> int:
     lock = session.take_lock(os.path.join(folder, "lock"), str(os.getpid()), session.PROBE_TIMEOUT)
     if lock is None or os.path.exists(os.path.join(folder, "verdict.json")):
         return 0
-    request = ledger.read_json(os.path.join(folder, "request.json")) or {"units": [], "session": os.path.basename(folder)}
+    request = ledger.read_json(os.path.join(folder, "request.json")) or {
+        "units": [],
+        "session": os.path.basename(folder),
+    }
     try:
         document = Prover(folder).run()
     except Exception as error:  # the follower must learn of it, whatever it was
@@ -425,4 +477,11 @@ def failure(request: dict, why: str) -> dict:
         }
         for job in request["units"]
     ]
-    return {"schema": 1, "session": request["session"], "verdict": "failed", "jobs": rows, "error": why, "finished_at": ledger.timestamp()}
+    return {
+        "schema": 1,
+        "session": request["session"],
+        "verdict": "failed",
+        "jobs": rows,
+        "error": why,
+        "finished_at": ledger.timestamp(),
+    }

@@ -119,7 +119,9 @@ def completed_run(paths: ledger.Paths, unit: str, spec: Spec) -> str | None:
     return run_id if scanner.log(path).done else None
 
 
-def plan_action(state: str, restart: str, wanted: str | None, active: bool, running: str | None, completed: bool) -> tuple:
+def plan_action(
+    state: str, restart: str, wanted: str | None, active: bool, running: str | None, completed: bool
+) -> tuple:
     """Return (action, why) for one unit. Pure.
 
     I(wanted) is the declared digest or None, I(running) that of the current run; action is one of observe,
@@ -159,7 +161,9 @@ def plan(request: dict, paths: ledger.Paths) -> list:
         running = running_digest(paths, job["unit"], run_id)
         completed = not active and completed_run(paths, job["unit"], spec) is not None
         action, why = plan_action(request["state"], request["restart"], job["digest"], active, running, completed)
-        job.update(action=action, why=why, run_id=run_id, before={"active_state": state.active_state, "digest": running})
+        job.update(
+            action=action, why=why, run_id=run_id, before={"active_state": state.active_state, "digest": running}
+        )
     return request["units"]
 
 
@@ -207,7 +211,9 @@ def _flock(descriptor: int, timeout: float) -> bool:
         signal.setitimer(signal.ITIMER_REAL, timeout)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         signal.setitimer(signal.ITIMER_REAL, 0)
-    except TimeoutError:  # also when it comes between the lock and the end of the timer: whoever closes the file lets go
+    except (
+        TimeoutError
+    ):  # also when it comes between the lock and the end of the timer: whoever closes the file lets go
         return False
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -270,7 +276,9 @@ def make_request(parameters: dict, paths: ledger.Paths) -> dict:
     jobs = parameters.get("jobs")
     if not jobs:
         if parameters["state"] != "observed":
-            raise SessionError("jobs is empty: name at least one unit, or use state=observed for all that were delivered")
+            raise SessionError(
+                "jobs is empty: name at least one unit, or use state=observed for all that were delivered"
+            )
         jobs = declared_jobs(paths)
         if not jobs:
             raise SessionError("jobs is empty and %s holds no job: name the units" % paths.jobs)
@@ -336,13 +344,18 @@ def result(request: dict, document: dict | None, diff: bool) -> dict:
         "changed": bool(changes),
         "started": [job["unit"] for job in changes],
         "verdict": document["verdict"] if document else None,
-        "jobs": [row for row in document["jobs"] if row["unit"] in names] if document else [{"unit": job["unit"]} for job in request["units"]],
+        "jobs": [row for row in document["jobs"] if row["unit"] in names]
+        if document
+        else [{"unit": job["unit"]} for job in request["units"]],
     }
     if document and document["verdict"] != "predicted":
         found["session"] = request["session"]
         found["verdict"] = "ok" if all(row["ok"] for row in found["jobs"]) else "failed"
     if diff and changes:
-        before = ["%s: %s, digest %s\n" % (job["unit"], job["before"]["active_state"], job["before"]["digest"]) for job in changes]
+        before = [
+            "%s: %s, digest %s\n" % (job["unit"], job["before"]["active_state"], job["before"]["digest"])
+            for job in changes
+        ]
         after = ["%s: %sed, digest %s\n" % (job["unit"], job["action"], job["digest"]) for job in changes]
         found["diff"] = {"before": "".join(before), "after": "".join(after)}
     return found
@@ -363,7 +376,9 @@ def spawn(folder: str, request: dict, program: str) -> None:
         "--property=Before=" + " ".join(job["unit"] for job in request["units"]),
     ]  # fmt: skip
     try:
-        answer = subprocess.run(systemd_run + command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
+        answer = subprocess.run(
+            systemd_run + command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False
+        )
         if answer.returncode == 0:
             return
         why = answer.stderr.strip()
@@ -372,7 +387,13 @@ def spawn(folder: str, request: dict, program: str) -> None:
     with open(errors, "a", encoding="utf-8") as handle:
         handle.write("launchproof: no transient unit (%s); the prover runs as a process of its own\n" % why)
         subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=handle, start_new_session=True, close_fds=True, cwd="/"
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=handle,
+            start_new_session=True,
+            close_fds=True,
+            cwd="/",
         )
 
 
@@ -407,7 +428,10 @@ def arm(request: dict, paths: ledger.Paths, program: str) -> None:
         ledger.write_json(os.path.join(folder, "request.json"), dict(request, program=program), mode=0o600)
         spawn(folder, request, program)
     if not wait_for(folder, lambda: os.path.exists(armed) or os.path.exists(verdict), ARM_TIMEOUT):
-        raise SessionError("the prover of session %s did not arm within %d s%s" % (request["session"], ARM_TIMEOUT, prover_errors(folder)))
+        raise SessionError(
+            "the prover of session %s did not arm within %d s%s"
+            % (request["session"], ARM_TIMEOUT, prover_errors(folder))
+        )
 
 
 def prover_errors(folder: str) -> str:
@@ -483,7 +507,8 @@ def live_line(host: str, rows: dict, status: dict) -> str:
     """One line on how a host's proof stands: what is decided, then the unit whose deadline is nearest."""
     decided = ["%s %s" % (unit, row["code"]) for unit, row in sorted(rows.items())]
     waiting = sorted(
-        ((now["allowed"] - now["elapsed"], unit, now) for unit, now in status.items() if unit not in rows), key=lambda item: item[:2]
+        ((now["allowed"] - now["elapsed"], unit, now) for unit, now in status.items() if unit not in rows),
+        key=lambda item: item[:2],
     )
     parts = ["%d decided: %s" % (len(decided), ", ".join(decided[:3]))] if decided else []
     for _left, unit, now in waiting[:1]:

@@ -169,7 +169,10 @@ def start_refused(v: View) -> Finding | None:
         post = f"ExecStartPost={v.state.failed_post_command}"
         remedy = f"run it by hand: {post} failed, so systemd ended {v.unit}"
         return Finding(
-            "start_refused", v.death, remedy, {**evidence, "failed_command": post, **v.exit_evidence(), **v.log_evidence(5)}
+            "start_refused",
+            v.death,
+            remedy,
+            {**evidence, "failed_command": post, **v.exit_evidence(), **v.log_evidence(5)},
         )
     if v.exit is not None and never_ran and v.result in ("exit-code", "signal", "core-dump", "protocol"):
         journal = known(v.facts.journal) or ()
@@ -532,7 +535,9 @@ def exited_early(v: View) -> Finding | None:
             f"it left {len(others)} process(es) behind (pid {others[0].pid}): it daemonised, keep it in the foreground"
         )
     elif v.result == "protocol":
-        why = f"Type={v.state.type} waits for what it never did (READY=1, PIDFile=, a process that stays): use Type=exec"
+        why = (
+            f"Type={v.state.type} waits for what it never did (READY=1, PIDFile=, a process that stays): use Type=exec"
+        )
     elif v.exit.stop_requested:
         why = "systemctl stopped it: start it again if that was not meant"
     elif v.spec.done:

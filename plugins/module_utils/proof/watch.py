@@ -39,7 +39,11 @@ class Watch:
             return
         began = ledger.boottime()
         answers = systemd.show([item.unit for item in units])
-        ending = [s for s, _p in answers.values() if isinstance(s, UnitState) and s.pending_job and s.active_state == "deactivating"]
+        ending = [
+            s
+            for s, _p in answers.values()
+            if isinstance(s, UnitState) and s.pending_job and s.active_state == "deactivating"
+        ]
         jobs = systemd.pending_jobs() if ending else {}
         now = ledger.boottime()
         # Storms of events of many units are answered together: at most half of the time goes into asking.
@@ -55,7 +59,9 @@ class Watch:
         """Tell each instance of a template how many of the declared ones have run."""
         for item in self.units:
             if item.declared:
-                item.instances_found = tuple(name for name in item.declared if name in self._by_name and self._by_name[name].run_id)
+                item.instances_found = tuple(
+                    name for name in item.declared if name in self._by_name and self._by_name[name].run_id
+                )
 
     def turn(self, active: list, limit: float) -> None:
         """One round: wait for an event, a deadline or I(limit), then look, then decide."""

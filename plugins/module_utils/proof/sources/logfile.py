@@ -245,5 +245,10 @@ def probe_place(path: str, user: str) -> LogPlace:
     except OSError:
         pass
     return LogPlace(
-        path=path, error=error, free_bytes=free_bytes, free_inodes=free_inodes, user=user, mount=mount_of(os.path.realpath(folder))
+        path=path,
+        error=error,
+        free_bytes=free_bytes,
+        free_inodes=free_inodes,
+        user=user,
+        mount=mount_of(os.path.realpath(folder)),
     )

@@ -43,14 +43,21 @@ def sign(method: str, host: str, path: str, query: str, environ: dict, now: date
     if environ.get("AWS_SESSION_TOKEN"):
         headers["x-amz-security-token"] = environ["AWS_SESSION_TOKEN"]
     names = ";".join(sorted(headers))
-    canonical = "\n".join((method, path, query, "".join("%s:%s\n" % item for item in sorted(headers.items())), names, empty))
+    canonical = "\n".join(
+        (method, path, query, "".join("%s:%s\n" % item for item in sorted(headers.items())), names, empty)
+    )
     scope = "%s/%s/s3/aws4_request" % (day, region)
     to_sign = "\n".join(("AWS4-HMAC-SHA256", stamp, scope, hashlib.sha256(canonical.encode()).hexdigest()))
     key = ("AWS4" + secret).encode()
     for part in (day, region, "s3", "aws4_request"):
         key = hmac.new(key, part.encode(), hashlib.sha256).digest()
     signature = hmac.new(key, to_sign.encode(), hashlib.sha256).hexdigest()
-    headers["authorization"] = "AWS4-HMAC-SHA256 Credential=%s/%s, SignedHeaders=%s, Signature=%s" % (access, scope, names, signature)
+    headers["authorization"] = "AWS4-HMAC-SHA256 Credential=%s/%s, SignedHeaders=%s, Signature=%s" % (
+        access,
+        scope,
+        names,
+        signature,
+    )
     return headers
 
 
@@ -83,13 +90,17 @@ def s3_count(uri: str, environ: dict) -> int:
             values = {"list-type": "2", "prefix": prefix}
             if token:
                 values["continuation-token"] = token
-            query = "&".join("%s=%s" % (key, urllib.parse.quote(value, safe="-_.~")) for key, value in sorted(values.items()))
+            query = "&".join(
+                "%s=%s" % (key, urllib.parse.quote(value, safe="-_.~")) for key, value in sorted(values.items())
+            )
             now = datetime.datetime.now(datetime.timezone.utc)
             connection.request("GET", path + "?" + query, headers=sign("GET", parts.netloc, path, query, environ, now))
             answer = connection.getresponse()
             body = answer.read()
             if answer.status != 200:
-                raise ListError("%s answered %d %s" % (endpoint, answer.status, answer.reason), lasting=400 <= answer.status < 500)
+                raise ListError(
+                    "%s answered %d %s" % (endpoint, answer.status, answer.reason), lasting=400 <= answer.status < 500
+                )
             tree = xml.etree.ElementTree.fromstring(body)
             space = tree.tag.partition("}")[0] + "}" if tree.tag.startswith("{") else ""
             count += len(tree.findall(space + "Contents"))
@@ -127,7 +138,9 @@ class ObjectsSource:
         try:
             found = s3_count(self.spec.uri, self.environ) if self._remote else folder_count(self.spec.uri)
         except ListError as error:
-            self._failing_since = ledger.boottime() - PATIENCE if error.lasting else self._failing_since or ledger.boottime()
+            self._failing_since = (
+                ledger.boottime() - PATIENCE if error.lasting else self._failing_since or ledger.boottime()
+            )
             return Unknown(str(error))
         self._failing_since = None
         return found

@@ -127,7 +127,9 @@ def has_written(pid: int, log: tuple) -> bool:
 def other_writers(log: tuple, pids: tuple) -> tuple:
     """Pids other than I(pids) that have I(log) open for writing. Looks at every process of the machine."""
     return tuple(
-        int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) not in pids and any(_writing(int(name), log))
+        int(name)
+        for name in os.listdir("/proc")
+        if name.isdigit() and int(name) not in pids and any(_writing(int(name), log))
     )
 
 
@@ -184,7 +186,9 @@ def ancestors(pid: int) -> tuple:
 
 
 # What carries other programs' names on its own command line: shells, remote shells, searchers, viewers.
-CARRIERS = re.compile(r"(?:^|/)-?(?:ba|da|z|k|c)?sh$|(?:^|/)(?:sshd?|lxc-attach|pct|sudo|env|tmux|screen|pgrep|pkill|grep|tail|less|watch|vim?|nano)$")
+CARRIERS = re.compile(
+    r"(?:^|/)-?(?:ba|da|z|k|c)?sh$|(?:^|/)(?:sshd?|lxc-attach|pct|sudo|env|tmux|screen|pgrep|pkill|grep|tail|less|watch|vim?|nano)$"
+)
 
 
 def matches(pattern: str, observer: int) -> tuple:

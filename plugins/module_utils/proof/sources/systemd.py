@@ -38,7 +38,9 @@ UNITS = {
 COMMAND_TIMEOUT = 30  # s: a manager that answers nothing for so long is not going to
 
 AWAY_TIMEOUT, AWAY_PAUSE = 10.0, 0.05  # s that a manager may be away, and s between two attempts
-AWAY = re.compile(r"disconnected from message bus|Connection reset by peer|Transport endpoint is not connected|Connection timed out")
+AWAY = re.compile(
+    r"disconnected from message bus|Connection reset by peer|Transport endpoint is not connected|Connection timed out"
+)
 NO_MANAGER = re.compile(r"(?i)not been booted with systemd|no such file|permission denied|access denied|not found")
 
 
@@ -49,7 +51,9 @@ class SystemdError(Exception):
 def systemctl(*arguments: str, timeout: float = COMMAND_TIMEOUT) -> subprocess.CompletedProcess:
     """Run systemctl. Raises SystemdError where it cannot be run or does not answer."""
     environ = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C.UTF-8"}
-    environ.update({key: os.environ[key] for key in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if key in os.environ})
+    environ.update(
+        {key: os.environ[key] for key in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if key in os.environ}
+    )
     try:
         return subprocess.run(
             ("systemctl",) + arguments, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -217,7 +221,11 @@ def parent_end(properties: dict) -> tuple:
     ExecMainCode= stays 0 where systemd never came to know a main process.
     """
     found = re.search(r"; code=(exited|killed|dumped) ; status=(\d+)", properties.get("ExecStart", ""))
-    return ({"exited": EXITED, "killed": KILLED, "dumped": DUMPED}[found.group(1)], int(found.group(2))) if found else (0, 0)
+    return (
+        ({"exited": EXITED, "killed": KILLED, "dumped": DUMPED}[found.group(1)], int(found.group(2)))
+        if found
+        else (0, 0)
+    )
 
 
 def failed_command_status(properties: dict) -> int:
@@ -280,11 +288,21 @@ def declared_output(unit: str, properties: dict) -> str | None:
 
 def journal(unit: str, invocation_id: str, lines: int = 20) -> tuple | Unknown:
     """Messages of the manager and the unit for one invocation, oldest first; Unknown where there is no journal."""
-    matches = ["_SYSTEMD_INVOCATION_ID=" + invocation_id, "+", "INVOCATION_ID=" + invocation_id] if invocation_id else ["UNIT=" + unit]
+    matches = (
+        ["_SYSTEMD_INVOCATION_ID=" + invocation_id, "+", "INVOCATION_ID=" + invocation_id]
+        if invocation_id
+        else ["UNIT=" + unit]
+    )
     command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=%d" % lines]
     try:
         answer = subprocess.run(
-            command + matches, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=5, check=False
+            command + matches,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=5,
+            check=False,
         )
     except FileNotFoundError:
         return Unknown("there is no journalctl")

@@ -29,7 +29,14 @@ def decided(*rows):
 
 def news(events=(), status=None, rows=None, offset=10, **more):
     document = {"verdict": "ok", "jobs": rows} if rows else None
-    return {"events": list(events), "offset": offset, "status": status or {}, "verdict": document, "session": "s", **more}
+    return {
+        "events": list(events),
+        "offset": offset,
+        "status": status or {},
+        "verdict": document,
+        "session": "s",
+        **more,
+    }
 
 
 class Action(launch_proof.ActionModule):
@@ -92,22 +99,51 @@ def test_one_call_is_enough_where_the_verdict_is_there():
 def test_it_follows_from_the_offset_to_the_last_verdict():
     action = Action([news(plan=PLAN), news(decided(row(A)), offset=20), news(decided(row(B)), offset=30)])
     assert run(action)["verdict"] == "ok"
-    assert [(call["phase"], call.get("offset")) for call in action.calls] == [("arm", None), ("follow", 10), ("follow", 20)]
+    assert [(call["phase"], call.get("offset")) for call in action.calls] == [
+        ("arm", None),
+        ("follow", 10),
+        ("follow", 20),
+    ]
     assert {call["session"] for call in action.calls[1:]} == {"s"}
 
 
 def test_a_failure_ends_it_after_a_grace_and_every_unit_has_its_row(clock):
-    status = {B: {"stage": "first_log", "missing": ["nothing yet"], "noticed": [], "allowed": 60, "elapsed": 1, "progress": None, "line": ""}}
-    action = Action([news(plan=PLAN), news(decided(row(A, "exited_nonzero", ok=False)), status), *[news((), status)] * 2])
+    status = {
+        B: {
+            "stage": "first_log",
+            "missing": ["nothing yet"],
+            "noticed": [],
+            "allowed": 60,
+            "elapsed": 1,
+            "progress": None,
+            "line": "",
+        }
+    }
+    action = Action(
+        [news(plan=PLAN), news(decided(row(A, "exited_nonzero", ok=False)), status), *[news((), status)] * 2]
+    )
     result = run(action)
     assert (result["failed"], result["verdict"], result["changed"]) == (True, "failed", True)
-    assert [(item["unit"], item["code"], item["ok"]) for item in result["jobs"]] == [(A, "exited_nonzero", False), (B, "inconclusive", False)]
+    assert [(item["unit"], item["code"], item["ok"]) for item in result["jobs"]] == [
+        (A, "exited_nonzero", False),
+        (B, "inconclusive", False),
+    ]
     assert "exited_nonzero" in result["msg"] and "mend it" in result["msg"]
     assert "session s" in result["jobs"][1]["remedy"]
 
 
 def test_a_live_line_while_it_waits(clock, shown):
-    status = {A: {"stage": "first_progress", "missing": [], "noticed": [], "allowed": 900, "elapsed": 7, "progress": 4, "line": "step=4\n"}}
+    status = {
+        A: {
+            "stage": "first_progress",
+            "missing": [],
+            "noticed": [],
+            "allowed": 900,
+            "elapsed": 7,
+            "progress": 4,
+            "line": "step=4\n",
+        }
+    }
     run(Action([news(plan=PLAN), news(status=status), news(rows=[row(A), row(B)])]))
     assert "h: a.service: first_progress 7 of 900 s, progress 4 | step=4" in shown
 
@@ -123,7 +159,9 @@ def test_a_lost_connection_is_taken_up_again_with_the_same_session(lost, shown):
     action = Action([lost, news(plan=PLAN), lost, lost, news(rows=[row(A), row(B)])])
     assert run(action)["verdict"] == "ok"
     arms = [call for call in action.calls if call["phase"] == "arm"]
-    assert len({call["session"] for call in arms}) == 1 and len(arms) == 2, "armed again under the same id: nothing is started twice"
+    assert len({call["session"] for call in arms}) == 1 and len(arms) == 2, (
+        "armed again under the same id: nothing is started twice"
+    )
     assert [call["offset"] for call in action.calls if call["phase"] == "follow"] == [10, 10, 10]
     assert action.resets == 3
     assert any("connection lost" in line for line in shown)

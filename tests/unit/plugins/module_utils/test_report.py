@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import pytest
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.report import Failure, Report
 
 PROVEN = {"unit": "a.service", "run_id": "1f", "stage": "launch_proof", "code": "ok_started", "ok": True}

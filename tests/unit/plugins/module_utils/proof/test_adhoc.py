@@ -21,8 +21,10 @@ def paths(tmp_path, monkeypatch):
     return ledger.Paths(str(tmp_path))
 
 
-def deliver(paths, name="slammed6", command=("/bin/sh", "-c", "echo $HOME 100% \"q\" \\"), environ=None):
-    return adhoc.deliver(name, list(command), environ or {"A": "1"}, "root", "/tmp/100%", {"done": {"pattern": "x"}}, "/p -IS /q", paths)
+def deliver(paths, name="slammed6", command=("/bin/sh", "-c", 'echo $HOME 100% "q" \\'), environ=None):
+    return adhoc.deliver(
+        name, list(command), environ or {"A": "1"}, "root", "/tmp/100%", {"done": {"pattern": "x"}}, "/p -IS /q", paths
+    )
 
 
 def test_unit_environment_and_job_file(paths, tmp_path):
@@ -31,7 +33,7 @@ def test_unit_environment_and_job_file(paths, tmp_path):
     assert text.startswith(adhoc.MARK + "\n")
     assert 'ExecStart="/bin/sh" "-c" "echo $$HOME 100%% \\"q\\" \\\\"' in text
     assert "WorkingDirectory=/tmp/100%%" in text
-    assert "s\"e" not in text and "API_TOKEN" not in text
+    assert 's"e' not in text and "API_TOKEN" not in text
     settings, secrets = (Path(tmp_path, "etc/launchproof", kind, "slammed6.service.env") for kind in ("env", "secrets"))
     assert settings.read_text() == 'PATH="/bin"\n'
     assert secrets.read_text() == 'API_TOKEN="s\\"e\\$c\\\\ret"\n'
@@ -72,7 +74,14 @@ def test_a_program_that_cannot_run_is_named(paths, command):
 def test_environment():
     inherited = {"PATH": "/bin", "SSH_AUTH_SOCK": "/x", "HOME": "/root"}
     found = adhoc.environment(["A=1=2", "HOME=/h", "E="], ["GPU-a", "1"], inherited)
-    assert found == {"PATH": "/bin", "HOME": "/h", "PYTHONUNBUFFERED": "1", "CUDA_VISIBLE_DEVICES": "GPU-a,1", "A": "1=2", "E": ""}
+    assert found == {
+        "PATH": "/bin",
+        "HOME": "/h",
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_VISIBLE_DEVICES": "GPU-a,1",
+        "A": "1=2",
+        "E": "",
+    }
 
 
 @pytest.mark.parametrize("pair", ["A", "=x", "1A=x", "A B=x", "A=x\ny"])

@@ -48,7 +48,10 @@ def test_it_runs(program):
 
 def test_it_builds_itself(program):
     """From inside a zip on sys.path, which is also how an Ansible module finds itself."""
-    code = "import sys; sys.path.insert(0, %r); from %s import bundle; sys.stdout.buffer.write(bundle.build())" % (str(program), bundle.PACKAGE)
+    code = "import sys; sys.path.insert(0, %r); from %s import bundle; sys.stdout.buffer.write(bundle.build())" % (
+        str(program),
+        bundle.PACKAGE,
+    )
     answer = subprocess.run([sys.executable, "-ISc", code], capture_output=True)
     assert answer.stdout == bundle.build(), answer.stderr.decode()
 
@@ -71,15 +74,30 @@ def test_the_payload_of_a_module_holds_all_of_it():
     while todo:
         seen |= todo
         todo = set().union(*(imported(FOLDER / name) for name in todo)) - seen
-    assert seen == {name[len(IN_ZIP) :] for name in bundle.sources() if name.startswith(IN_ZIP)} - {"__init__.py", "sources/__init__.py"}
+    assert seen == {name[len(IN_ZIP) :] for name in bundle.sources() if name.startswith(IN_ZIP)} - {
+        "__init__.py",
+        "sources/__init__.py",
+    }
 
 
 def test_begin_run_imports_little(program):
     """It is on the path of every start of every job."""
     code = (
         "import sys; before = set(sys.modules); sys.path.insert(0, %r); import %s.ledger; "
-        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))" % (str(program), bundle.PACKAGE)
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))"
+        % (str(program), bundle.PACKAGE)
     )
     answer = subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True, check=True)
-    heavy = {"subprocess", "asyncio", "dataclasses", "inspect", "argparse", "logging", "http", "ssl", "ctypes", "tempfile"}
+    heavy = {
+        "subprocess",
+        "asyncio",
+        "dataclasses",
+        "inspect",
+        "argparse",
+        "logging",
+        "http",
+        "ssl",
+        "ctypes",
+        "tempfile",
+    }
     assert not heavy & set(answer.stdout.split()), answer.stdout

@@ -30,7 +30,12 @@ DONE = {"pattern": "ev=exit code=0"}
 
 def up(**changes: Any) -> f.UnitState:
     state = f.UnitState(
-        active_state="active", sub_state="running", invocation_id="new", main_pid=70, exec_main_pid=70, exec_main_started_at=BEGAN
+        active_state="active",
+        sub_state="running",
+        invocation_id="new",
+        main_pid=70,
+        exec_main_pid=70,
+        exec_main_started_at=BEGAN,
     )
     return replace(state, **changes)
 
@@ -60,7 +65,9 @@ def progress(changes: int = 3, **more: Any) -> f.Progress:
 
 
 def match(kind: str = "default", **changes: Any) -> f.Match:
-    found = f.Match("CUDA out of memory", "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB", 80, BEGAN + 2, kind)
+    found = f.Match(
+        "CUDA out of memory", "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB", 80, BEGAN + 2, kind
+    )
     return replace(found, **changes)
 
 
@@ -70,8 +77,14 @@ def process(pid: int = 70, **changes: Any) -> f.Process:
 
 SILENT = log(new_bytes=0, written_at=None, tail=())
 MAIN = (process(),)
-NO_START: dict[str, Any] = {"systemd": f.UnitState(), "run_id": None, "run_started_at": None, "exec_seen": False, "log": f.NOT_READ,
-                            "processes": ()}
+NO_START: dict[str, Any] = {
+    "systemd": f.UnitState(),
+    "run_id": None,
+    "run_started_at": None,
+    "exec_seen": False,
+    "log": f.NOT_READ,
+    "processes": (),
+}
 
 
 @dataclass(frozen=True)
@@ -808,7 +821,9 @@ def test_cause_of_a_crash_loop_is_nested() -> None:
 
 def test_objects_of_before_are_not_new_ones() -> None:
     for before in (f.NOT_READ, 9):
-        case = Case("", "", 0, {"objects": f.Objects("/o", 9)}, {"objects": {"path": "/o"}}, replace(BEFORE, objects=before))
+        case = Case(
+            "", "", 0, {"objects": f.Objects("/o", 9)}, {"objects": {"path": "/o"}}, replace(BEFORE, objects=before)
+        )
         answer = case.decide(30)
         assert isinstance(answer, f.Wait) and answer.stage == "objects"
 
@@ -944,7 +959,15 @@ specs = st.fixed_dictionaries(
         "launcher": st.just({"script": "pkill -f x; x", "rc": 143}),
     },
 ).map(validate)
-BY_TIME = ("stalled", "uninterruptible", "error_but_alive", "uploads_stalled", "gpu_not_engaged", "count_mismatch", "worker_gone")
+BY_TIME = (
+    "stalled",
+    "uninterruptible",
+    "error_but_alive",
+    "uploads_stalled",
+    "gpu_not_engaged",
+    "count_mismatch",
+    "worker_gone",
+)
 
 
 @settings(max_examples=200, deadline=None)

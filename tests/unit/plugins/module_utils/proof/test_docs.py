@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table import OUTSIDE, TABLE
 
-GENERATOR = next(parent for parent in Path(__file__).resolve().parents if (parent / "galaxy.yml").is_file()) / "docs/generate_diagnoses.py"
+GENERATOR = (
+    next(parent for parent in Path(__file__).resolve().parents if (parent / "galaxy.yml").is_file())
+    / "docs/generate_diagnoses.py"
+)
 
 
 @pytest.fixture(name="generator")
@@ -36,4 +39,13 @@ def test_check_notices_a_difference(generator: dict, tmp_path: Path) -> None:
 def test_every_code_is_documented(generator: dict) -> None:
     text = generator["render"]()
     assert all(f"`{code}`" in text for row in (*TABLE, *OUTSIDE) for code in row.codes)
-    assert len({len(line.replace("\\|", "").split("|")) for line in text.splitlines() if line.startswith("| ") and " | `" in line}) == 1
+    assert (
+        len(
+            {
+                len(line.replace("\\|", "").split("|"))
+                for line in text.splitlines()
+                if line.startswith("| ") and " | `" in line
+            }
+        )
+        == 1
+    )

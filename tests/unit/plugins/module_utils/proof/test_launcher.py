@@ -48,7 +48,9 @@ SSH_A = f"ssh node \"pct exec 200 -- bash -lc '{A}'\"".replace('"[t]', '\\"[t]')
 )
 def test_self_killed(script: str, rc: int | None, mark: str, pattern: str, signal: str, line: int) -> None:
     found = analyse(LauncherSpec(script, rc, "", mark))
-    assert (found.code, found.pattern, found.signal, found.line) == ("launcher_self_killed", pattern, signal, line), found
+    assert (found.code, found.pattern, found.signal, found.line) == ("launcher_self_killed", pattern, signal, line), (
+        found
+    )
     assert found.matched and found.command
 
 
@@ -108,7 +110,10 @@ def test_syntax(script: str, output: str) -> None:
     [
         ("ls: cannot access 'extract_gpu*.log': No such file or directory", ("extract_gpu*.log",)),
         ("tail: cannot open 'extract_gpu*.log' for reading: No such file or directory\n", ("extract_gpu*.log",)),
-        ("wc: extract_gpu*.log: No such file or directory\nwc: x[0-9].log: No such file or directory", ("extract_gpu*.log", "x[0-9].log")),
+        (
+            "wc: extract_gpu*.log: No such file or directory\nwc: x[0-9].log: No such file or directory",
+            ("extract_gpu*.log", "x[0-9].log"),
+        ),
         ("==> extract_gpu*.log <==", ("extract_gpu*.log",)),
         ("ls: cannot access 'x.log': No such file or directory\n[1] 4711\nloss * 2: ok", ()),
         ("", ()),

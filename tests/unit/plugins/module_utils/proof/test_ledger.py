@@ -24,7 +24,16 @@ def paths(tmp_path):
 
 
 def deliver(paths, **more):
-    job = {"schema": 1, "unit": UNIT, "job": "training", "digest": "d1", "argv": ["/bin/x"], "env": {"A": "1"}, "user": None, **more}
+    job = {
+        "schema": 1,
+        "unit": UNIT,
+        "job": "training",
+        "digest": "d1",
+        "argv": ["/bin/x"],
+        "env": {"A": "1"},
+        "user": None,
+        **more,
+    }
     ledger.write_json(paths.job(UNIT), job)
 
 
@@ -48,7 +57,12 @@ def test_begin_makes_the_folder_the_manifest_and_current(paths, capfd):
     deliver(paths)
     assert begin(paths) == 0
     manifest = read(paths, "manifest.json")
-    assert (manifest["run_id"], manifest["digest"], manifest["argv"], manifest["env"]) == (RUN, "d1", ["/bin/x"], {"A": "1"})
+    assert (manifest["run_id"], manifest["digest"], manifest["argv"], manifest["env"]) == (
+        RUN,
+        "d1",
+        ["/bin/x"],
+        {"A": "1"},
+    )
     assert manifest["boottime"] == pytest.approx(ledger.boottime(), abs=5)
     assert os.readlink(paths.current(UNIT)) == RUN, "a relative link, so that the folder can be moved"
     assert os.path.getsize(os.path.join(paths.run(UNIT, RUN), "log")) == 0
@@ -97,7 +111,9 @@ def test_the_run_belongs_to_the_jobs_user(paths):
     assert begin(paths) == 0
     for name in ("", "log"):
         assert os.stat(os.path.join(paths.run(UNIT, RUN), name)).st_uid != 0
-    assert os.stat(paths.unit_runs(UNIT)).st_uid == 0, "else the user could point current elsewhere, and systemd appends as root"
+    assert os.stat(paths.unit_runs(UNIT)).st_uid == 0, (
+        "else the user could point current elsewhere, and systemd appends as root"
+    )
 
 
 def test_a_link_prepared_by_the_jobs_user_is_not_followed(paths, tmp_path):
@@ -118,7 +134,11 @@ def test_the_certificate_is_written_once(paths):
     assert end(paths, SERVICE_RESULT="signal", EXIT_CODE="killed", EXIT_STATUS="KILL") == 0
     assert end(paths, SERVICE_RESULT="success", EXIT_CODE="exited", EXIT_STATUS="0") == 0
     certificate = read(paths, "exit.json")
-    assert (certificate["service_result"], certificate["exit_code"], certificate["exit_status"]) == ("signal", "killed", "KILL")
+    assert (certificate["service_result"], certificate["exit_code"], certificate["exit_status"]) == (
+        "signal",
+        "killed",
+        "KILL",
+    )
 
 
 def test_a_run_that_never_began_gets_its_certificate_too(paths):

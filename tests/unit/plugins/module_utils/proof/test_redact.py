@@ -48,7 +48,13 @@ def test_every_spelling_is_masked(written: str) -> None:
 
 @given(st.text(min_size=4, max_size=40), st.text(max_size=20), st.text(max_size=20))
 def test_a_known_value_never_gets_out(secret: str, before: str, after: str) -> None:
-    assume(secret.strip() and len(secret.strip()) >= 4 and MASK not in secret and secret not in MASK and set(secret) != {"*"})
+    assume(
+        secret.strip()
+        and len(secret.strip()) >= 4
+        and MASK not in secret
+        and secret not in MASK
+        and set(secret) != {"*"}
+    )
     assume(not any(secret in MASK * 2 + text or secret in text + MASK * 2 for text in (before, after)))
     redactor = Redactor([secret])
     out = redactor.text(f"{before}|{secret}|{after}")
@@ -103,14 +109,26 @@ def test_short_secrets_are_masked_as_values_only() -> None:
 
 def test_data() -> None:
     redactor = Redactor({"DB": "correct-horse", "PIN": "123456"})
-    data = {"token": "x", "env": {"A": "correct-horse"}, "list": ("a correct-horse",), "n": 123456, "k": 7, "none": None, "yes": True}
+    data = {
+        "token": "x",
+        "env": {"A": "correct-horse"},
+        "list": ("a correct-horse",),
+        "n": 123456,
+        "k": 7,
+        "none": None,
+        "yes": True,
+    }
     assert redactor.data(data) == {
         "token": MASK, "env": {"A": MASK}, "list": [f"a {MASK}"], "n": MASK, "k": 7, "none": None, "yes": True,
     }  # fmt: skip
     assert redactor.data({"correct-horse": 1}) == {MASK: 1}
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda c: st.lists(c) | st.dictionaries(st.text(), c)
+    )
+)
 def test_any_data_keeps_its_shape(data: object) -> None:
     out = Redactor(["correct-horse"]).data(data)
     assert type(out) is type(data) and json.dumps(out)

@@ -43,13 +43,27 @@ def test_row_is_the_reports_schema() -> None:
 
 
 def test_sentence_says_what_by_which_evidence_and_what_to_do() -> None:
-    failed = row(verdict(exit={"how": "exit status 3", "lived_s": 0.4}, log={"path": "/log", "new_bytes": 9, "tail": ["a", "no data "]}))
-    assert sentence(failed) == "t.service failed [exited_nonzero]: exit status 3 after 0.4 s, last line 'no data'. Remedy: read /log."
-    loop = row(verdict("crash_loop", restarts=2, gave_up=True, cause={"code": "setup_failed", "exit": {"how": "exit status 203"}}))
+    failed = row(
+        verdict(
+            exit={"how": "exit status 3", "lived_s": 0.4},
+            log={"path": "/log", "new_bytes": 9, "tail": ["a", "no data "]},
+        )
+    )
+    assert (
+        sentence(failed)
+        == "t.service failed [exited_nonzero]: exit status 3 after 0.4 s, last line 'no data'. Remedy: read /log."
+    )
+    loop = row(
+        verdict(
+            "crash_loop", restarts=2, gave_up=True, cause={"code": "setup_failed", "exit": {"how": "exit status 203"}}
+        )
+    )
     assert sentence(loop).startswith(
         "t.service crashes again and again [crash_loop]: cause setup_failed, restarts 2, systemd gave up, exit status 203. "
     )
-    assert sentence(row(verdict("silent", detail="buffered"))).startswith("t.service has written nothing (buffered) [silent].")
+    assert sentence(row(verdict("silent", detail="buffered"))).startswith(
+        "t.service has written nothing (buffered) [silent]."
+    )
     large = row(verdict("stalled", progress={"first": "warm-up", "last": 1234567.0}))
     assert "progress warm-up → 1234567." in sentence(large)
     good = row(verdict("ok_progressing", True, progress={"first": 1.0, "last": 12.0}))
@@ -64,7 +78,9 @@ def test_a_row_without_evidence_still_reads() -> None:
 
 
 def test_table() -> None:
-    lines = table([row(verdict("ok_started", True)), row(verdict()), {"unit": "x.service", "code": None, "ok": None}]).splitlines()
+    lines = table(
+        [row(verdict("ok_started", True)), row(verdict()), {"unit": "x.service", "code": None, "ok": None}]
+    ).splitlines()
     assert lines[0].split() == ["HOST", "UNIT", "VERDICT", "CODE", "SECONDS"]
     assert lines[1].split() == ["ct901", "t.service", "ok", "ok_started", "1.2"]
     assert lines[2].split() == ["ct901", "t.service", "FAILED", "exited_nonzero", "1.2"]

@@ -74,7 +74,11 @@ def test_memory_of_a_log_without_line_ends_is_bounded() -> None:
 
 
 def test_patterns() -> None:
-    log = scan("ev=ready\nother\nev=ready again\nall done\n", log={"required": ["ev=ready", "never"]}, done={"pattern": "all done"})
+    log = scan(
+        "ev=ready\nother\nev=ready again\nall done\n",
+        log={"required": ["ev=ready", "never"]},
+        done={"pattern": "all done"},
+    )
     assert log.required["ev=ready"].line == "ev=ready" and log.required["ev=ready"].offset == 0
     assert log.required["never"] is None
     assert log.done.offset == 30
@@ -121,7 +125,9 @@ def test_json_progress(lines: str, changes: int, last: object) -> None:
 
 
 def test_nested_json_field() -> None:
-    assert scan('{"metrics": {"step": 3}}\n{"metrics": 5}\n', progress={"json_field": "metrics.step"}).progress.last == 3
+    assert (
+        scan('{"metrics": {"step": 3}}\n{"metrics": 5}\n', progress={"json_field": "metrics.step"}).progress.last == 3
+    )
 
 
 def test_own_pace_is_the_median_of_the_gaps() -> None:
@@ -212,7 +218,16 @@ def test_the_last_match_of_a_forbidden_pattern_counts() -> None:
 def test_what_is_kept_is_redacted_before_it_is_cut() -> None:
     secret = "correct-horse-battery"
     scanner = Scanner(validate({"log": {"required": ["ready"]}}), Redactor([secret]))
-    scanner.feed(b"x" * (KEPT_CHARS - 5) + secret.encode() + b" ready\n" + b"ready " + secret.encode() + b"\npart " + secret.encode(), 1.0)
+    scanner.feed(
+        b"x" * (KEPT_CHARS - 5)
+        + secret.encode()
+        + b" ready\n"
+        + b"ready "
+        + secret.encode()
+        + b"\npart "
+        + secret.encode(),
+        1.0,
+    )
     log = scanner.log("/log")
     kept = " ".join([*log.tail, log.required["ready"].line])
     assert "corre" not in kept and kept.count("*") >= 10

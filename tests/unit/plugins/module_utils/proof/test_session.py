@@ -127,7 +127,13 @@ def test_a_satisfied_unit_is_no_change(paths, monkeypatch):
 def test_the_delivered_job_fills_what_the_request_leaves_out(paths):
     deliver(paths, proof={"deadlines": {"start": 3}}, secrets_file="/x", env={"A": "1"})
     (job,) = session.make_request({"state": "observed", "jobs": [{"unit": "training"}], "timeout": 7}, paths)["units"]
-    assert (job["unit"], job["digest"], job["user"], job["secrets_file"], job["env"]) == (UNIT, "new", "dflash", "/x", {"A": "1"})
+    assert (job["unit"], job["digest"], job["user"], job["secrets_file"], job["env"]) == (
+        UNIT,
+        "new",
+        "dflash",
+        "/x",
+        {"A": "1"},
+    )
     assert job["proof"]["deadlines"] == {"start": 3, "total": 7}
 
 
@@ -143,8 +149,16 @@ def test_observed_without_jobs_means_all_that_were_delivered(paths):
     [
         ({"state": "started"}, session.SessionError, "jobs is empty"),
         ({"state": "observed"}, session.SessionError, "holds no job"),
-        ({"state": "started", "jobs": [{"unit": "a"}, {"unit": "a.service"}]}, session.SessionError, "a.service more than once"),
-        ({"state": "started", "jobs": [{"unit": "a", "proof": {"log": {"required": ["("]}}}]}, SpecError, r"jobs\[a.service\].proof.log.required"),
+        (
+            {"state": "started", "jobs": [{"unit": "a"}, {"unit": "a.service"}]},
+            session.SessionError,
+            "a.service more than once",
+        ),
+        (
+            {"state": "started", "jobs": [{"unit": "a", "proof": {"log": {"required": ["("]}}}]},
+            SpecError,
+            r"jobs\[a.service\].proof.log.required",
+        ),
     ],
 )
 def test_bad_requests_are_named(paths, parameters, error, text):
@@ -163,7 +177,12 @@ def hold(path, text=""):
     code = "import sys; from %s import take_lock; take_lock(%r, %r, 1) or sys.exit(1); print('held', flush=True); sys.stdin.read()" % (
         session.__name__, path, text,
     )  # fmt: skip
-    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
     assert child.stdout.readline() == b"held\n"
     return child
 
@@ -291,15 +310,34 @@ def test_what_systemctl_says_of_a_start(monkeypatch, line, result):
 def test_secrets_files_are_read_as_systemd_reads_them(tmp_path):
     path = tmp_path / "x.env"
     path.write_text('# comment\nA=plain\nB="with \\"quotes\\" and \\\\"\nC=\'single\'\nD=\n\nnonsense\n')
-    assert prover.read_environment_file(str(path)) == {"A": "plain", "B": 'with "quotes" and \\', "C": "single", "D": ""}
+    assert prover.read_environment_file(str(path)) == {
+        "A": "plain",
+        "B": 'with "quotes" and \\',
+        "C": "single",
+        "D": "",
+    }
     assert prover.read_environment_file(None) == {}
     assert prover.read_environment_file(str(tmp_path / "none")) == {}
 
 
 def test_the_live_line_names_the_unit_whose_time_runs_out_first():
     status = {
-        "a.service": {"allowed": 900.0, "elapsed": 12.0, "stage": "first_progress", "progress": None, "missing": ["no value"], "line": "loading\n"},
-        "b.service": {"allowed": 60.0, "elapsed": 55.0, "stage": "first_log", "progress": None, "missing": ["nothing"], "line": ""},
+        "a.service": {
+            "allowed": 900.0,
+            "elapsed": 12.0,
+            "stage": "first_progress",
+            "progress": None,
+            "missing": ["no value"],
+            "line": "loading\n",
+        },
+        "b.service": {
+            "allowed": 60.0,
+            "elapsed": 55.0,
+            "stage": "first_log",
+            "progress": None,
+            "missing": ["nothing"],
+            "line": "",
+        },
     }
     line = session.live_line("h", {"c.service": {"code": "ok_started"}}, status)
     assert line == "h: 1 decided: c.service ok_started; b.service: first_log 55 of 60 s, nothing; 1 more wait"

@@ -12,7 +12,14 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec impo
 
 FULL = {
     "process": {"count": 2, "stable_for": 0},
-    "log": {"path": "/l/*.log", "required": ["ready"], "forbidden": ["nan"], "default_forbidden": False, "fresh": True, "count": 4},
+    "log": {
+        "path": "/l/*.log",
+        "required": ["ready"],
+        "forbidden": ["nan"],
+        "default_forbidden": False,
+        "fresh": True,
+        "count": 4,
+    },
     "progress": {"pattern": r"epoch=\d+ step=(?P<step>\d+)", "within": 5, "stall_after": 30, "stall_factor": 4},
     "gpu": {"level": "proved", "memory_floor": 1024, "within": 60},
     "objects": {"uri": "s3://bucket/prefix", "within": 60, "min_new": 2},
@@ -45,7 +52,10 @@ def test_numbers_may_come_as_text() -> None:
     assert (spec.deadlines.start, spec.process.count, spec.log.fresh) == (7.0, 3, False)
 
 
-@pytest.mark.parametrize("data", [{}, {"progress": {"json_field": "s"}}, {"gpu": {}}, {"objects": {"path": "/o"}}, {"heartbeat": {"path": "/h"}}])
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"progress": {"json_field": "s"}}, {"gpu": {}}, {"objects": {"path": "/o"}}, {"heartbeat": {"path": "/h"}}],
+)
 def test_the_hard_end_comes_after_every_deadline(data: dict[str, Any]) -> None:
     spec = validate(data)
     ends = [spec.deadlines.start + spec.process.stable_for, spec.deadlines.first_log]

@@ -37,7 +37,11 @@ def test_groups_of_both_versions(tmp_path, version):
         (top / folder).mkdir(parents=True)
         (top / folder / "cgroup.procs").write_text("7\n" if folder.endswith("sub") else "5\n6\n")
     (memory / "x.service").mkdir(parents=True, exist_ok=True)
-    name, text = ("memory.events", "oom 1\noom_kill 4\n") if version == 2 else ("memory.oom_control", "under_oom 0\noom_kill 4\n")
+    name, text = (
+        ("memory.events", "oom 1\noom_kill 4\n")
+        if version == 2
+        else ("memory.oom_control", "under_oom 0\noom_kill 4\n")
+    )
     (memory / "x.service" / name).write_text(text)
     groups = Groups(str(tmp_path))
     assert sorted(groups.pids("/x.service")) == [5, 6, 7]
@@ -64,7 +68,9 @@ def test_a_process_of_ours():
         assert os.getpid() in process.ancestors(child.pid)
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert not process.process(child.pid, child.pid, None, detailed=True).alive, "a zombie passes kill -0 and is none"
+        assert not process.process(child.pid, child.pid, None, detailed=True).alive, (
+            "a zombie passes kill -0 and is none"
+        )
     assert process.process(child.pid, child.pid, None, detailed=True) is None
 
 
@@ -116,8 +122,10 @@ def test_a_pattern_that_matches_only_the_shell_that_asks():
         "import os, sys; from %s import matches; print(*matches('train_that_is_not.py', os.getpid())[1], sep='\\n')"
         % process.__name__
     )
-    text = "%s -c \"%s\"; true # train_that_is_not.py" % (sys.executable, code)
-    answer = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    text = '%s -c "%s"; true # train_that_is_not.py' % (sys.executable, code)
+    answer = subprocess.run(
+        ["bash", "-c", text], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    )
     assert "the observer's own shell" in answer.stdout, answer.stderr
 
 
@@ -146,10 +154,15 @@ def test_what_is_not_there_cannot_be_watched(loop, tmp_path):
 
 def test_the_signature_is_that_of_awss_own_example():
     """Expected value: "Signature Calculations for the Authorization Header", example GET bucket (list objects), AWS S3 API reference."""
-    environ = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"}
+    environ = {
+        "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
+    }
     now = datetime.datetime(2013, 5, 24, tzinfo=datetime.timezone.utc)
     headers = objects.sign("GET", "examplebucket.s3.amazonaws.com", "/", "max-keys=2&prefix=J", environ, now)
-    assert headers["authorization"].endswith("Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7")
+    assert headers["authorization"].endswith(
+        "Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7"
+    )
 
 
 PAGES = {
@@ -186,7 +199,11 @@ def s3():
 
 
 def environ(server):
-    return {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:%d" % server.server_port, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    return {
+        "AWS_ENDPOINT_URL_S3": "http://127.0.0.1:%d" % server.server_port,
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+    }
 
 
 def test_all_pages_of_a_listing_are_counted(s3):
@@ -254,7 +271,14 @@ def test_the_ladder(memory, rose, device, library, answer):
 
 @pytest.mark.parametrize(
     ("visible", "declared"),
-    [(None, ("GPU-aa", "GPU-bb")), ("", ()), ("1", ("GPU-bb",)), ("GPU-b,0", ("GPU-bb", "GPU-aa")), ("GPU-zz", ("GPU-zz",)), ("7", ("7",))],
+    [
+        (None, ("GPU-aa", "GPU-bb")),
+        ("", ()),
+        ("1", ("GPU-bb",)),
+        ("GPU-b,0", ("GPU-bb", "GPU-aa")),
+        ("GPU-zz", ("GPU-zz",)),
+        ("7", ("7",)),
+    ],
 )
 def test_declared_gpus(visible, declared):
     assert gpu.declared_uuids(visible, ["GPU-aa", "GPU-bb"]) == declared

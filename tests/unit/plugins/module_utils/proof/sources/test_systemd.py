@@ -55,7 +55,9 @@ def test_show_of_two_units():
     state = systemd.unit_state(first, offset=10.0)
     assert (state.active_state, state.result, state.n_restarts) == ("failed", "exit-code", 2)
     assert (state.exec_main_pid, state.exec_main_code, state.exec_main_status) == (77, 1, 3)
-    assert (state.exec_main_started_at, state.exec_main_exited_at) == (11.0, 11.5), "CLOCK_MONOTONIC moved to CLOCK_BOOTTIME"
+    assert (state.exec_main_started_at, state.exec_main_exited_at) == (11.0, 11.5), (
+        "CLOCK_MONOTONIC moved to CLOCK_BOOTTIME"
+    )
     assert (state.timeout_start, state.runtime_max, state.watchdog, state.restart_sec) == (90.0, 3600.0, None, 0.1)
     assert state.memory_max == 104857600
     assert systemd.command(first) == ("/bin/sh", "-c", "echo", "a=b;", "exit", "3")
@@ -91,7 +93,12 @@ def test_time_spans(text, value):
 
 @pytest.mark.parametrize(
     ("unit", "target"),
-    [("shard@1.service", "shard.target"), ("training.service", None), ("a-b@x-1.service", "a-b.target"), ("x@.service", None)],
+    [
+        ("shard@1.service", "shard.target"),
+        ("training.service", None),
+        ("a-b@x-1.service", "a-b.target"),
+        ("x@.service", None),
+    ],
 )
 def test_the_target_of_an_instance(unit, target):
     assert systemd.target_of(unit) == target
@@ -103,7 +110,9 @@ def test_the_last_output_of_the_units_files_counts(tmp_path):
     properties = {"FragmentPath": str(unit), "DropInPaths": ""}
     assert systemd.declared_output("a@7.service", properties) == "/var/log/a-7.log"
     drop_in.write_text("[Service]\nStandardOutput = file:/x/%n/100%%\n")
-    assert systemd.declared_output("a@7.service", {**properties, "DropInPaths": "'%s'" % drop_in}) == "/x/a@7.service/100%"
+    assert (
+        systemd.declared_output("a@7.service", {**properties, "DropInPaths": "'%s'" % drop_in}) == "/x/a@7.service/100%"
+    )
     drop_in.write_text("[Service]\nStandardOutput=journal\n")
     assert systemd.declared_output("a@7.service", {**properties, "DropInPaths": "'%s'" % drop_in}) is None
 
