@@ -146,10 +146,12 @@ import shutil
 import subprocess
 import time
 import urllib.error
-import urllib.request
 import zipfile
+from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import ConnectionError as UrlError
+from ansible.module_utils.urls import open_url
 from ansible_collections.dflash.launchproof.plugins.module_utils import python_env as pure
 from ansible_collections.dflash.launchproof.plugins.module_utils.python_env import EnvError
 
@@ -166,18 +168,16 @@ def fetch_uv(index: str, version: str, hashes: dict) -> str:
     if machine not in hashes:
         raise EnvError(f"uv_sha256 has no hash for this machine ({machine}). Add it, or set uv to one on the target.")
     shown, headers = pure.split_credentials(index)
-    page = urllib.request.Request(f"{shown.rstrip('/')}/uv/", headers=headers)
+    page = f"{shown.rstrip('/')}/uv/"
     try:
-        with urllib.request.urlopen(page, timeout=60) as answer:
+        with open_url(page, headers=headers, timeout=60) as answer:
             address = pure.find_link(answer.read().decode(), answer.geturl(), hashes[machine])
         if address is None:
             raise EnvError(f"uv {version} for {machine} is not on the index {shown}. Set uv to one on the target.")
-        file = urllib.request.Request(address)
-        if file.host == page.host:
-            file.headers.update(headers)
-        with urllib.request.urlopen(file, timeout=60) as answer:
+        same_host = urlsplit(address).netloc == urlsplit(page).netloc
+        with open_url(address, headers=headers if same_host else {}, timeout=60) as answer:
             wheel = answer.read()
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (UrlError, urllib.error.URLError, OSError, ValueError) as error:
         raise EnvError(
             f"uv could not be fetched from {shown}: {error}. Correct environment (UV_DEFAULT_INDEX, SSL_CERT_FILE, "
             "HTTPS_PROXY), or set uv to one on the target."

@@ -23,7 +23,7 @@ def decide(baseline: Baseline, facts: Facts, spec: Spec, now: float, table: Sequ
     found = [(row, finding) for row in table if row.check for finding in [row.check(view)] if finding]
     speaking = [(row, finding) for row, finding in found if finding.since <= now]
     if not speaking:
-        return _wait(view, [finding for _, finding in found], now)
+        return _wait(view, [finding for _row, finding in found], now)
     row, finding = speaking[0]
     # No success beside a failure: it only means that nothing else is missing.
     also = [
@@ -69,7 +69,7 @@ def _wait(view: View, findings: list[Finding], now: float) -> Wait:
     later = [finding.since for finding in findings if now < finding.since < float("inf")]
     # Nothing holds and nothing will by time alone: look again at the hard end, or after a while.
     deadline = min([*later, *([view.total_deadline] if view.total_deadline > now else [])], default=now + 60.0)
-    missing = [text for _, text in view.missing]
+    missing = [text for _when, text in view.missing]
     if not missing:
         missing = [f"the main process has not lived for {view.spec.process.stable_for:g} s yet"]
     stage_deadline = ends.get(stage, view.total_deadline)

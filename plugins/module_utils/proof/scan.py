@@ -324,7 +324,7 @@ def find_old(spec: Spec, data: bytes, at: float, redact: Callable[[str], str] = 
     if spec.done:
         patterns.append(spec.done.pattern)
     reader = ProgressReader(spec.progress) if spec.progress and spec.progress.json_field else None
-    for offset, line, _ in LineSplitter().feed(data + b"\n"):
+    for offset, line, _cut in LineSplitter().feed(data + b"\n"):
         text = _text(line)
         for pattern in patterns:
             if re.search(pattern, text):

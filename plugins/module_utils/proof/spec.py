@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -431,7 +432,7 @@ class _Section:
             if isinstance(value, bool):
                 raise ValueError
             number = float(value)
-            if number != number or number in (float("inf"), float("-inf")) or (kind is int and number != int(number)):
+            if not math.isfinite(number) or (kind is int and number != int(number)):
                 raise ValueError
             return kind(number)
         except (TypeError, ValueError):

@@ -770,7 +770,7 @@ def uploads_stalled(v: View) -> Finding | None:
 
 
 def inconclusive(v: View) -> Finding | None:
-    words = [text for _, text in v.missing]
+    words = [text for _when, text in v.missing]
     since = v.total_deadline
     if v.exit is not None:
         words = [f"no line in {v.path} matches {pattern!r}" for pattern in v.unmatched] or words

@@ -46,7 +46,7 @@ class Preflight:
         delta = plan.changes(want, before)
         self._storages(before, delta)
         self._bridges(delta)
-        self._rights(before, delta, int(str(version.get("version", "8")).split(".")[0]))
+        self._rights(before, delta, int(str(version.get("version", "8")).split(".", maxsplit=1)[0]))
         self._devices()
 
     def _valid(self) -> dict:
@@ -221,7 +221,7 @@ def _allocations(container: dict, before: config.Container | None, delta: dict):
         props = config.parse(key, value)
         if config.mount_type(props["volume"]) != "volume":
             continue
-        storage, _, size = props["volume"].partition(":")
+        storage, _colon, size = props["volume"].partition(":")
         variable = "container.storage" if key == "rootfs" else f"container.mounts[{props['mp']}].storage"
         old = config.parse(key, before.config[key]) if before and key in before.config else None
         if old and old["volume"] == props["volume"]:
