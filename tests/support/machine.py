@@ -29,6 +29,8 @@ INVENTORY = (
 )
 # Without the project's own configuration: its report belongs to deployments.
 ANSIBLE = {"ANSIBLE_COLLECTIONS_PATH": str(REPO / "collections"), "ANSIBLE_NOCOLOR": "1"}
+# The node's address is the same on every machine: a connection that is kept open would lead to another one's.
+OWN_SSH = {"ANSIBLE_SSH_CONTROL_PATH_DIR": "/run/ansible-cp"}
 # Process 1 of the machine: reaps what its daemons leave behind, and ends the machine when it is killed.
 INIT = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: signal.pause()"
 
@@ -178,7 +180,7 @@ class Machine:
                 (group / "cgroup.procs").write_text("0")
 
         done = subprocess.run([*enter, *command], capture_output=True, text=True, check=False, cwd=REPO, preexec_fn=join,
-                              stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})  # fmt: skip
+                              stdin=subprocess.DEVNULL, env={**os.environ, **OWN_SSH, **(environment or {})})  # fmt: skip
         if check and done.returncode != 0:
             raise AssertionError(f"{command}: {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr[-3000:]}")
         return done

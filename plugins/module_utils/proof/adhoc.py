@@ -128,8 +128,9 @@ def deliver(
     base = os.path.dirname(paths.jobs)
     settings, secrets = (os.path.join(base, folder, unit + ".env") for folder in ("env", "secrets"))
     runs = paths.unit_runs(unit)
-    for folder in (paths.jobs, os.path.dirname(settings), os.path.dirname(secrets), os.path.join(runs, "none")):
+    for folder in (paths.jobs, os.path.dirname(settings), os.path.join(runs, "none")):
         os.makedirs(folder, mode=0o755, exist_ok=True)
+    os.makedirs(os.path.dirname(secrets), mode=0o700, exist_ok=True)
     if not os.path.lexists(paths.current(unit)):
         ledger.point_current(paths, unit, "none")  # systemd opens the log before begin-run has made this run's folder
     hidden = {key for key in environ if SECRET.search(key)}
