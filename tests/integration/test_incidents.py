@@ -138,6 +138,29 @@ def test_ssh_that_could_not_connect_is_not_taken_for_a_launcher_that_killed_itse
     assert json.loads(named.stdout)["code"] == "launcher_not_delivered", named.stdout + named.stderr
 
 
+@pytest.mark.parametrize("look", ["ls extract_gpu*.log", "tail -n 1 extract_gpu*.log", "echo extract_gpu*.log"])
+def test_a_look_at_logs_that_prints_its_own_glob_is_told_so(host, look):
+    """Incident B's second check: the glob came back as it was typed, for no shard had ever written a log."""
+    launch(host, INCIDENTS[1])
+    done = host.ssh(look)
+    printed = done.stdout + done.stderr
+    assert "extract_gpu*.log" in printed
+    host.container.write("/tmp/looked.out", printed)
+    diagnose = ["launchproof", "diagnose", "--json", "--launcher-output", "/tmp/looked.out"]
+    alone = host.container.run(*diagnose, check=False)
+    assert alone.returncode == 1, alone.stdout + alone.stderr
+    verdict = json.loads(alone.stdout)
+    assert verdict["code"] == "glob_unexpanded" and verdict["evidence"]["names"] == ["extract_gpu*.log"], verdict
+    assert "extract_gpu*.log" in verdict["remedy"]
+
+    # With the script as well, what killed the launcher is the answer, and the glob only goes with it.
+    host.container.write("/tmp/launcher.sh", INCIDENTS[1].script)
+    both = host.container.run(*diagnose, "--launcher-script", "/tmp/launcher.sh", check=False)
+    verdict = json.loads(both.stdout)
+    assert verdict["code"] == "launcher_self_killed", both.stdout + both.stderr
+    assert "glob_unexpanded" in verdict["also_observed"], verdict
+
+
 def test_a_check_by_pattern_that_finds_only_itself_is_told_so(host):
     """Incident A's second check: the only match of pgrep -f was the shell that ran pgrep."""
     done = host.container.run(

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.container
 # Codes of the table that no case here induces, and where they are induced instead.
 ELSEWHERE = {
     "wrong_process": "diagnose of a foreign machine, by pattern: test_incidents.py",
-    "glob_unexpanded": "diagnose of a foreign machine, by pattern",
+    "glob_unexpanded": "diagnose of a foreign machine, by what was printed: test_incidents.py",
 }
 
 
