@@ -15,7 +15,7 @@ because nothing asked for it (``NOT_READ``), and one that could not be read (``U
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
@@ -398,10 +398,6 @@ class Facts:
     working_directory: str = ""
     # The host, for the row.
     host: str = ""
-
-    def with_(self, **changes: Any) -> Facts:
-        """Return a copy with some facts changed."""
-        return replace(self, **changes)
 
 
 @dataclass(frozen=True)

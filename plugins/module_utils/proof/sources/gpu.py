@@ -12,7 +12,6 @@ import os
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import NOT_READ, Gpu, Unknown
 
 LIBRARY = "libnvidia-ml.so.1"
-INSUFFICIENT_SIZE = 7  # NVML_ERROR_INSUFFICIENT_SIZE
 MAX_PROCESSES = 256
 
 
