@@ -5,12 +5,24 @@ set -euo pipefail
 say() { printf '\n\033[1m%s\033[0m\n' "$*" >&2; }
 die() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; exit 2; }
 
-# install_packages PACKAGE...: Debian packages that turned out to be missing
-install_packages() {
-  [ "$(id -u)" = 0 ] || die "please install the Debian package(s) $*, or run this as root"
-  say "Installing $*"
-  apt-get -qq update
-  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" >/dev/null
+# ensure_packages PACKAGE...: installs the Debian packages that are missing; a service that one brings is not started.
+ensure_packages() {
+  local package missing=() policy=/usr/sbin/policy-rc.d own_policy='' status=0
+  for package in "$@"; do
+    [ "$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  [ "$(id -u)" = 0 ] || die "please install the Debian package(s) ${missing[*]}, or run this as root"
+  say "Installing ${missing[*]}"
+  if [ ! -e "$policy" ]; then
+    own_policy=1
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+  fi
+  { apt-get -qq update &&
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null; } || status=$?
+  [ -z "$own_policy" ] || rm -f "$policy"
+  [ "$status" = 0 ] || die "apt-get could not install ${missing[*]}: its words are above"
 }
 
 # ensure_venv DIR LOCK...: a virtual environment that holds exactly what the locks say. Their hash lies inside, written
@@ -18,12 +30,12 @@ install_packages() {
 ensure_venv() {
   local dir=$1 lock hash marker=$1/.locks-sha256
   shift
-  command -v python3 >/dev/null || install_packages python3
+  command -v python3 >/dev/null || ensure_packages python3
   hash=$(cat "$@" | sha256sum | cut -d' ' -f1)
   [ "$(cat "$marker" 2>/dev/null)" = "$hash" ] && return
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     die "python3 is $(python3 -V 2>&1 | cut -d' ' -f2); the controller needs 3.11 or newer (Debian 12 has it)"
-  python3 -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
+  python3 -c 'import ensurepip' 2>/dev/null || ensure_packages python3-venv
   say "Setting up $dir from $*"
   rm -rf "$dir"
   python3 -m venv "$dir"

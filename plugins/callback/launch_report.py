@@ -71,10 +71,10 @@ class CallbackModule(CallbackBase):
             self._declare(play)
 
     def _declare(self, play):
-        """Reads launchproof_units as the play's hosts will see it, --limit and --tags included."""
-        if "launchproof_units" not in play.get_vars():
-            return
+        """Reads launchproof_units as the play's hosts will see it; a play that --tags leaves out is not meant to prove."""
         manager, loader = play.get_variable_manager(), play.get_loader()
+        if "launchproof_units" not in play.get_vars() or not play.evaluate_tags(play.only_tags, play.skip_tags, {}):
+            return
         pattern = Templar(loader, variables=manager.get_vars(play=play)).template(play.hosts)
         for host in manager._inventory.get_hosts(pattern):
             # role_path: role defaults may use it, and outside of a role's own tasks it does not exist.
@@ -114,7 +114,8 @@ class CallbackModule(CallbackBase):
         data = result._result
         items = [str(item.get("msg")) for item in data.get("results") or [] if item.get("failed")]
         message = self._redact(" ".join(items) or str(data.get("msg") or data.get("censored") or "no message"))
-        self._report.fail(Failure(result._host.name, self._stage, result._task.get_name(), message, unreachable))
+        stage = "launch_proof" if result._task.action in PROVING_ACTIONS else self._stage
+        self._report.fail(Failure(result._host.name, stage, result._task.get_name(), message, unreachable))
 
     # -- the report ----------------------------------------------------------------------------------------------------
 

@@ -14,14 +14,15 @@ from typing import Any, Optional
 
 SCHEMA = 1
 
-#: The code of a job whose host failed in this stage, before launch_proof had a say. A stage that is not here, or no
-#: failure at all, gives not_reached.
+#: The code of a job whose host failed in this stage without a row of launch_proof's: the play never came to it, or it
+#: could not look at all (a host without systemd). No failure, or a stage that is not here, gives not_reached.
 CODE_OF_STAGE = {
     "preflight": "preflight_failed",
     "local_node": "provision_failed",
     "container": "provision_failed",
     "python_env": "provision_failed",
     "job": "provision_failed",
+    "launch_proof": "observer_blind",
 }
 
 

@@ -81,6 +81,17 @@ def test_an_installed_proof_names_a_failure(installed, tmp_path):
         }
     ]
     (tmp_path / "play.yml").write_text(json.dumps(play))
-    done = installed("ansible-playbook", "-i", "localhost,", str(tmp_path / "play.yml"), check=False)
+    done = installed(
+        "env",
+        f"LAUNCHPROOF_REPORT={tmp_path}/report.json",
+        "ansible-playbook",
+        "-i",
+        "localhost,",
+        str(tmp_path / "play.yml"),
+        check=False,
+    )
     assert done.returncode == 2, done.stdout + done.stderr
-    assert "nobody-installed-this.service" in done.stdout
+    (row,) = json.loads((tmp_path / "report.json").read_text())["jobs"]
+    assert (row["unit"], row["stage"]) == ("nobody-installed-this.service", "launch_proof")
+    # A machine without systemd cannot know whether the unit exists, and says so.
+    assert row["code"] == ("unit_not_found" if Path("/run/systemd/system").exists() else "observer_blind"), row

@@ -56,7 +56,8 @@ def test_check_mode_on_a_fresh_machine_predicts_and_creates_nothing(untouched):
     assert done.returncode == 0, done.stdout
     assert report()["verdict"] == "predicted"
     assert {row["unit"] for row in report()["jobs"]} == set(UNITS)
-    assert "predict" in done.stdout.lower()
+    assert "cannot be predicted before it exists" in done.stdout
+    assert all("not_predicted" in row["evidence"] for row in report()["jobs"])
     assert machine() == untouched
     assert sorted(NODE.rglob("*")) == caches
 
@@ -113,6 +114,24 @@ def test_prove_observes_and_never_restarts():
     assert done.returncode == 0, done.stdout
     assert report()["verdict"] == "ok"
     assert identities() == before
+
+
+def test_tags_and_limit_narrow_the_run_and_its_report():
+    before = identities()
+    done = deploy("--tags", "training", "--limit", "trainer", "-e", json.dumps({"training_env": {"NARROW": "1"}}))
+    assert done.returncode == 0, done.stdout
+    assert set(rows()) == {"training.service"}
+    after = identities()
+    assert {unit for unit in UNITS if after[unit][0] != before[unit][0]} == {"training.service"}
+    (REPO / "artifacts/launch_report.json").unlink()
+    assert deploy("--tags", "python_env").returncode == 0
+    assert not (REPO / "artifacts/launch_report.json").exists()  # nothing was to be proved
+
+
+def test_a_tag_that_selects_nothing_is_refused():
+    done = deploy("--tags", "slammed")
+    assert done.returncode != 0
+    assert "launchproof_only" in done.stdout
 
 
 def test_a_job_that_dies_is_named_within_ten_seconds():

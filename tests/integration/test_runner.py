@@ -6,6 +6,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 
 import ansible_runner
 import pytest
@@ -52,3 +56,18 @@ def test_a_deployment_from_python_hands_over_events_and_the_verdict(tmp_path):
     secret = (NODE / "s3/secret_key").read_bytes().strip()
     for path in tmp_path.rglob("*"):
         assert not path.is_file() or secret not in path.read_bytes(), path
+
+
+def test_the_readme_says_it_rightly():
+    """Its lines as they stand there, on the deployment that the test before this one left."""
+    (code,) = re.findall(r"```python\n(.*?)```", (REPO / "README.md").read_text(), re.DOTALL)
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=REPO,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["0 ok"], done.stdout + done.stderr

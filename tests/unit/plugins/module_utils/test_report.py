@@ -41,7 +41,8 @@ def test_a_unit_that_was_proved_without_being_declared_has_a_row_too():
         ("container", False, "provision_failed"),
         ("python_env", False, "provision_failed"),
         ("job", False, "provision_failed"),
-        ("launch_proof", False, "not_reached"),
+        ("launch_proof", False, "observer_blind"),
+        ("something_else", False, "not_reached"),
         ("job", True, "unreachable"),
     ],
 )
