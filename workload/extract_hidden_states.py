@@ -253,6 +253,7 @@ def extract(job: Job, args: argparse.Namespace, store, target, samples: list, sh
                 queue=len(queue),
             )
 
+    job.loaded()
     committer = job.spawn("commit", commit)
     compute_s = 0.0
     try:

@@ -262,6 +262,7 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
         job.event("checkpoint", step=step, path=path, took_s=time.monotonic() - began)
 
     drafters = ThreadPoolExecutor(max_workers=len(replicas), thread_name_prefix="drafter")
+    job.loaded()
     with producing(job, queue, threads, produce), drafters as pool:
         while not job.stopping.is_set() and not (args.max_steps and step >= args.max_steps):
             for group in optimizer.param_groups:

@@ -144,7 +144,10 @@ def run_folder() -> Path | None:
 
 @dataclass
 class Progress:
-    """Where the job is: phase ``load``, ``run`` or ``stop``; the last real step and its monotonic time in seconds."""
+    """Where the job is: phase ``load``, ``warmup`` (loaded, before the first real step), ``run`` or ``stop``.
+
+    Besides, the last real step and its monotonic time in seconds.
+    """
 
     phase: str = "load"
     step: int | None = None
@@ -174,6 +177,7 @@ class Job:
         self._failure: BaseException | None = None
         self._failure_lock = threading.Lock()
         self._finished = threading.Event()
+        self._heartbeat_lock = threading.Lock()
         self._heartbeat_broken = False
         self._wakeup: socket.socket | None = None
 
@@ -188,6 +192,11 @@ class Job:
     def warn(self, message: str, **fields: Any) -> None:
         """Print one warning line."""
         self.event("warn", msg=message, **fields)
+
+    def loaded(self) -> None:
+        """Say in the heartbeat that all is loaded, and the first batch or step begins."""
+        self.progress.phase = "warmup"
+        self.heartbeat()
 
     def ready(self) -> None:
         """Tell systemd and the log, once, that the first real step is done, or that nothing was left to do."""
@@ -216,9 +225,17 @@ class Job:
         return True
 
     def heartbeat(self, exit_code: int | None = None) -> None:
-        """Replace the heartbeat file; a folder that cannot be written is one warning, never the end of the job."""
+        """Replace the heartbeat file; a folder that cannot be written is one warning, never the end of the job.
+
+        Any thread may call it. The one with ``exit_code`` is the last: after :meth:`finish` no other is written.
+        """
         if self.heartbeat_path is None:
             return
+        with self._heartbeat_lock:
+            if exit_code is not None or not self._finished.is_set():
+                self._write_heartbeat(self.heartbeat_path, exit_code)
+
+    def _write_heartbeat(self, path: Path, exit_code: int | None) -> None:
         state = self.progress
         beat: dict[str, Any] = {
             "schema": 1,
@@ -236,11 +253,11 @@ class Job:
         if exit_code is not None:
             beat["exit_code"] = exit_code
         try:
-            self.heartbeat_path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             # No fsync here: a beat that a power cut loses is worthless, and a slow disk must not delay the next one.
-            temporary = self.heartbeat_path.with_name(f".{self.heartbeat_path.name}.{os.getpid()}.tmp")
+            temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             temporary.write_text(json.dumps(beat) + "\n")
-            temporary.replace(self.heartbeat_path)
+            temporary.replace(path)
             self._heartbeat_broken = False
         except OSError as error:
             if not self._heartbeat_broken:
@@ -308,8 +325,8 @@ class Job:
         name = signal.Signals(read_end.recv(1)[0]).name.lower()
         self.event("stopping", signal=name, phase=self.progress.phase)
         self.stopping.set()
-        if self.progress.phase == "load":
-            # Importing and loading cannot be interrupted, and nothing is to be saved yet.
+        if self.progress.phase in ("load", "warmup"):
+            # Importing, loading and compiling cannot be interrupted, and nothing is to be saved yet.
             self.finish(OK, name)
         for wake in self._on_stop:
             wake()

@@ -151,6 +151,20 @@ def here():
     return call
 
 
+def phases_at_steps(monkeypatch) -> list[str]:
+    """A list that grows with each real step, by the phase that the step found."""
+    from common.runtime import Job
+
+    phases, step = [], Job.step
+
+    def noted(self, *args, **fields):
+        phases.append(self.progress.phase)
+        return step(self, *args, **fields)
+
+    monkeypatch.setattr(Job, "step", noted)
+    return phases
+
+
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory):
     """A small folder of texts: 60 paragraphs of 3 to 60 words, some of them longer than one piece of 64 tokens."""

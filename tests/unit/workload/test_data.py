@@ -6,10 +6,8 @@
 import json
 
 import pytest
-
-pytest.importorskip("tokenizers")
-from common.data import TinyTokenizer, read_texts, texts_sha256, to_samples  # noqa: E402
-from common.runtime import Fatal  # noqa: E402
+from common.data import TinyTokenizer, read_texts, texts_sha256, to_samples
+from common.runtime import Fatal
 
 
 def test_a_folder_gives_paragraphs_and_no_links(tmp_path):

@@ -8,17 +8,16 @@ import json
 import signal
 from types import SimpleNamespace
 
+import extract_hidden_states as program
 import pytest
+import torch
+from common import store as stores
+from common import target as targets
+from common.runtime import Fatal
+from safetensors import safe_open
+from safetensors.torch import load
 
-torch = pytest.importorskip("torch")
-import extract_hidden_states as program  # noqa: E402
-from common import store as stores  # noqa: E402
-from common import target as targets  # noqa: E402
-from common.runtime import Fatal  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import load  # noqa: E402
-
-from tests.unit.workload.conftest import stop  # noqa: E402
+from tests.unit.workload.conftest import phases_at_steps, stop
 
 PIECE = 24
 
@@ -239,3 +238,9 @@ def test_a_gpu_that_is_not_there_is_69(here, texts, tmp_path):
     with pytest.raises(Fatal) as caught:
         here(program, arguments(texts, tmp_path, gpu="99"))
     assert caught.value.code == 69
+
+
+def test_the_model_is_loaded_before_the_first_batch_is_committed(here, texts, tmp_path, monkeypatch):
+    phases = phases_at_steps(monkeypatch)
+    here(program, arguments(texts, tmp_path))
+    assert phases[0] == "warmup" and set(phases[1:]) == {"run"}

@@ -10,15 +10,12 @@ import urllib.request
 from html.parser import HTMLParser
 
 import pytest
+from common import page, status
+from common import store as stores
+from common.runtime import Fatal
+from common.status import Count, Listing, Status, Unit
 
-pytest.importorskip("boto3")
-pytest.importorskip("starlette")
-from common import page, status  # noqa: E402
-from common import store as stores  # noqa: E402
-from common.runtime import Fatal  # noqa: E402
-from common.status import Count, Listing, Status, Unit  # noqa: E402
-
-from tests.unit.workload.conftest import stop  # noqa: E402
+from tests.unit.workload.conftest import stop
 
 NOW = 1_000_000.0
 TWO = {"shard-01-of-02": 3, "shard-02-of-02": 3}

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from common import runtime
@@ -155,6 +156,43 @@ def test_the_heartbeat_stays_in_the_folder_of_its_own_run(tmp_path, monkeypatch)
     job.heartbeat()
     assert (tmp_path / "x.service/one/heartbeat.json").exists()
     assert not (tmp_path / "x.service/two/heartbeat.json").exists()
+
+
+def test_beats_of_many_threads_never_mix_and_the_last_one_says_the_exit_code(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "_exit", lambda _code: None)
+    job = Job(tmp_path / "heartbeat.json")
+    job.heartbeat()
+
+    def beat(thread: int) -> list[dict]:
+        read = []
+        for turn in range(100):
+            if (thread, turn) == (0, 50):
+                job.finish(0, "done")
+            job.heartbeat()
+            read.append(json.loads(job.heartbeat_path.read_text()))
+        return read
+
+    with ThreadPoolExecutor(8) as pool:
+        beats = [found for read in pool.map(beat, range(8)) for found in read]
+    assert "exit_code" not in beats[0] and len(beats) == 800
+    assert json.loads(job.heartbeat_path.read_text())["exit_code"] == 0
+    assert "heartbeat not written" not in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["heartbeat.json"]
+
+
+def test_the_phase_is_warmup_from_loaded_to_the_first_step(tmp_path):
+    job = Job(tmp_path / "heartbeat.json")
+
+    def phase():
+        return json.loads(job.heartbeat_path.read_text())["phase"]
+
+    job.heartbeat()
+    assert phase() == "load"
+    job.loaded()
+    assert phase() == "warmup"
+    job.step(1)
+    job.heartbeat()
+    assert phase() == "run"
 
 
 def test_a_heartbeat_that_cannot_be_written_is_one_warning(tmp_path, capsys):

@@ -7,12 +7,10 @@ import json
 import threading
 
 import pytest
+from common import store as stores
+from common.runtime import Fatal
 
-pytest.importorskip("boto3")
-from common import store as stores  # noqa: E402
-from common.runtime import Fatal  # noqa: E402
-
-from tests.unit.workload.conftest import start_s3, stop  # noqa: E402
+from tests.unit.workload.conftest import start_s3, stop
 
 SHARD = "run/shard-01-of-01"
 

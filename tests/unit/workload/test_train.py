@@ -7,14 +7,15 @@ import json
 import signal
 
 import pytest
+import torch
+import train_dflash_pipeline as program
+from common import checkpoint, drafter
+from common import target as targets
+from common.data import Sample
+from common.runtime import Fatal
+from dflash.model import DFlashDraftModel, extract_context_feature
 
-torch = pytest.importorskip("torch")
-import train_dflash_pipeline as program  # noqa: E402
-from common import checkpoint, drafter  # noqa: E402
-from common import target as targets  # noqa: E402
-from common.data import Sample  # noqa: E402
-from common.runtime import Fatal  # noqa: E402
-from dflash.model import DFlashDraftModel, extract_context_feature  # noqa: E402
+from tests.unit.workload.conftest import phases_at_steps
 
 MASK = 2
 
@@ -246,3 +247,9 @@ def test_bad_options_are_usage_errors(texts, tmp_path, bad):
     with pytest.raises(Fatal) as caught:
         program.parser().parse_args(["--data", str(texts), "--ckpt-dir", str(tmp_path), *bad])
     assert caught.value.code == 64 and bad[0] in str(caught.value)
+
+
+def test_the_model_is_loaded_before_the_first_step(here, texts, tmp_path, monkeypatch):
+    phases = phases_at_steps(monkeypatch)
+    here(program, arguments(texts, tmp_path, max_steps=3))
+    assert phases == ["warmup", "run", "run"]
