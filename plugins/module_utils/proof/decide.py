@@ -73,6 +73,8 @@ def _wait(view: View, findings: list[Finding], now: float) -> Wait:
     if not missing:
         missing = [f"the main process has not lived for {view.spec.process.stable_for:g} s yet"]
     stage_deadline = ends.get(stage, view.total_deadline)
+    if stage_deadline <= now:  # passed rightly (a unit may be activating for long): what counts now is the next one
+        stage_deadline = deadline
     began = view.progress.changed_at if stage == "progress" and view.progress else view.began
     return Wait(
         unit=view.unit,
