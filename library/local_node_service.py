@@ -9,6 +9,7 @@ from __future__ import annotations
 DOCUMENTATION = r"""
 module: local_node_service
 short_description: Brings up or takes down the local Proxmox node of the demo and the tests
+version_added: 0.1.0
 description:
   - The local node is a Proxmox VE API over real LXC containers on one machine, with pct, pvesh, an SSH server and an S3 server.
     It is for development, tests and the demo, and listens on loopback and on its own bridge only.
@@ -65,6 +66,10 @@ options:
         description: The name of the API token of root@pam.
         type: str
         required: true
+      faults:
+        description: Let root@pam make the API fail on purpose, by C(POST /_fault).
+        type: bool
+        default: false
       template:
         description: The file name of the container template.
         type: str
@@ -163,6 +168,7 @@ def main():
                     "s3_port": {"type": "int", "required": True},
                     "s3_bucket": {"type": "str", "required": True},
                     "token_id": {"type": "str", "required": True, "no_log": False},
+                    "faults": {"type": "bool", "default": False},
                     "template": {"type": "str", "required": True},
                     "suite": {"type": "str", "required": True},
                     "packages": {"type": "list", "elements": "str", "required": True},

@@ -147,7 +147,8 @@ class Files:
         servers, search = machine.resolvers("/")
         return json.dumps({
             "node": node.settings["node"], "api_host": "127.0.0.1", "api_port": node.settings["api_port"],
-            "gateway": node.gateway, "token_id": node.settings["token_id"], "nameservers": servers, "searchdomain": search,
+            "gateway": node.gateway, "token_id": node.settings["token_id"], "faults": node.settings["faults"],
+            "nameservers": servers, "searchdomain": search,
         }, indent=2, sort_keys=True) + "\n"  # fmt: skip
 
     def _secrets(self):

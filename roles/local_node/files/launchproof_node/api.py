@@ -228,7 +228,8 @@ class RealPve(FakePve):
 
     def _build_app(self):
         app = super()._build_app()
-        app.router.add_post("/_fault", self._fault)
+        if self.settings.faults:
+            app.router.add_post("/_fault", self._fault)
         return app
 
     # ------------------------------------------------------------ requests
@@ -254,7 +255,7 @@ class RealPve(FakePve):
         return response
 
     async def _answer(self, request, handler, generic, path_node):
-        if request.path == "/_fault":
+        if self.settings.faults and request.path == "/_fault":
             return await handler(request)
         match = self.resolve(request, fake_server.API)
         if match is None or request.method not in match.methods:
@@ -565,7 +566,10 @@ class RealPve(FakePve):
     # ------------------------------------------------------------ faults for tests
 
     async def _fault(self, request):
-        """POST /_fault {"fault": NAME, …}: make the node fail as tests need it. Only root@pam, gone when the API restarts."""
+        """POST /_fault {"fault": NAME, …}: make the node fail as tests need it. Only root@pam, gone when the API restarts.
+
+        It can grant rights, so the node offers it only where its settings say so (local_node_faults).
+        """
         if request[fake_server.USER].split("!")[0] != "root@pam":
             return fake_server.error(403, "Permission check failed (user != root@pam)")
         body = await request.json()

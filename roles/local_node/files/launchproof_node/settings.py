@@ -26,6 +26,8 @@ class Settings:
         self.gateway = data["gateway"]
         self.nameservers = data["nameservers"]
         self.searchdomain = data["searchdomain"]
+        # Settings that an older program wrote do not say: programs come into use before the settings are written anew.
+        self.faults = data.get("faults", False)
         self.ca = self.dir / "tls/ca.pem"
         self.key = self.dir / "tls/key.pem"
         self.password_file = self.dir / "secrets/root_password"

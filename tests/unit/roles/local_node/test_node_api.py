@@ -143,6 +143,7 @@ def node(tmp_path, monkeypatch):
         "gateway": "198.51.100.1",
         "nameservers": [],
         "searchdomain": "",
+        "faults": True,
         "token_id": "launchproof",
     }
     (tmp_path / "node.json").write_text(json.dumps(settings))
@@ -499,6 +500,18 @@ def test_onboot_once_a_boot(node):
         await node.pve.start_on_boot()
         await asyncio.gather(*node.pve._workers)
         assert node.lxc.active == set()
+
+    run(node, story)
+
+
+def test_faults_are_not_offered_unless_the_settings_say_so(node):
+    path = node.folder / "node.json"
+    settings = json.loads(path.read_text())
+    del settings["faults"]
+    path.write_text(json.dumps(settings))
+
+    async def story():
+        assert (await node.call("POST", "/_fault", json.dumps({"fault": "heal"})))[0] == 501
 
     run(node, story)
 

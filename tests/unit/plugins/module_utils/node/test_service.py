@@ -15,7 +15,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.node.service im
 
 SETTINGS = {
     "node": "lpnode", "bridge": "lpbr0", "network": "198.51.100.0/24", "api_port": 18006, "ssh_port": 12222, "s3_port": 19000,
-    "s3_bucket": "b", "token_id": "t", "template": "x.tar.zst", "suite": "bookworm", "packages": ["systemd"], "machine_packages": [],
+    "s3_bucket": "b", "token_id": "t", "faults": False, "template": "x.tar.zst", "suite": "bookworm", "packages": ["systemd"], "machine_packages": [],
 }  # fmt: skip
 
 
