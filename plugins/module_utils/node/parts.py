@@ -229,7 +229,6 @@ class Files:
         port = node.settings["ssh_port"]
         write(node.dir / "ssh/authorized_keys", (node.dir / "ssh/id_ed25519.pub").read_text(), 0o600)
         write(node.dir / "ssh/known_hosts", f"[127.0.0.1]:{port} {(node.dir / 'ssh/host_ed25519.pub').read_text()}")
-        write(node.dir / "ssh/port", f"{port}\n")
         write(node.dir / "ssh/sshd_config", self._sshd_config())
         write(node.dir / "node.json", self._settings())
 
