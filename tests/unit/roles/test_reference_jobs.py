@@ -99,3 +99,38 @@ def test_gpus_are_dealt_to_the_shards():
     assert all(unit.extra[-2:] == ("--gpu", "0") for unit in job.units)
     _jobs, errors = spec.validate(declared("extraction", extraction_gpus=["GPU-a", "GPU-b"], extraction_shards=4))
     assert len(errors) == 1 and "4 instances do not fit 2 GPUs (GPU-a, GPU-b)" in errors[0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "target", "drafter"),
+    [
+        (["GPU-a"], "0", "0"),
+        (["0", "1"], "0", "1"),
+        (["4", "5", "6"], "0", "1,2"),
+        (["0", "1", "2", "3"], "0,1", "2,3"),
+    ],
+)
+def test_training_uses_all_its_gpus(gpus, target, drafter):
+    (job,) = read("training", training_gpus=gpus)
+    assert job.command[-4:] == ("--target-gpus", target, "--drafter-gpus", drafter)
+    assert [unit.gpus for unit in job.units] == [tuple(gpus)]
+
+
+def test_arguments_of_ones_own_come_after_the_derived_ones():
+    (job,) = read(
+        "training", training_gpus=["0", "1"], training_arguments=["--target-gpus", "1", "--drafter-gpus", "0"]
+    )
+    assert job.command[-8:-4] == ("--target-gpus", "0", "--drafter-gpus", "1")
+    assert job.command[-4:] == ("--target-gpus", "1", "--drafter-gpus", "0")
+
+
+@pytest.mark.parametrize("role", ["training", "extraction"])
+def test_declared_gpus_have_to_be_used(role):
+    gpus = {f"{role}_gpus": ["0", "1"]}
+    (job,) = read(role, **gpus)
+    assert [unit.proof["gpu"] for unit in job.units] == [{"level": "consistent"}] * len(job.units)
+    (job,) = read(role, **gpus, **{f"{role}_proof": {"gpu": {"level": "proved"}}})
+    assert all(unit.proof["gpu"] == {"level": "proved"} for unit in job.units)
+    (job,) = read(role)
+    assert all("gpu" not in unit.proof for unit in job.units)
+    assert not any(argument.endswith("-gpus") for argument in job.command)
