@@ -30,6 +30,8 @@ PROXY_VARIABLES = (
 # pip's list-valued options; a later source replaces an earlier one as a whole.
 LISTS = ("extra-index-url", "find-links", "constraint", "trusted-host")
 OPTIONS = ("index-url", "no-index", *LISTS)
+# The userinfo of a URL, or of a proxy without a scheme, anywhere in a value; one with a blank or slash must escape it.
+USERINFO = re.compile(r"(?:^|\s|://)[^/\s]*@")
 
 
 def pip_settings(root, environment, home="/root"):
@@ -72,9 +74,9 @@ def local_path(location):
 def container_needs(root, environment, home="/root"):
     """What to give a container so that pip and uv in it find packages as pip on the machine does.
 
-    Returns {"environment": {variable: value}, "find_links": [folder], "mounts": [folder or file],
-    "authorities": [PEM file]}. A folder is bind-mounted read-only at the same path, so that every setting that names it
-    holds in the container too.
+    Returns {"environment": {variable: value}, "secret_environment": the same of values with a user or password in them,
+    "find_links": [folder], "mounts": [folder or file], "authorities": [PEM file]}. A folder is bind-mounted read-only at
+    the same path, so that every setting that names it holds in the container too.
     """
     root = Path(root)
     pip = pip_settings(root, environment, home)
@@ -107,7 +109,8 @@ def container_needs(root, environment, home="/root"):
         # uv and pip bring authorities of their own; the container's bundle has the machine's as well.
         out.update(dict.fromkeys(("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE"), BUNDLE))
     return {
-        "environment": dict(sorted(out.items())),
+        "environment": {name: value for name, value in sorted(out.items()) if not USERINFO.search(value)},
+        "secret_environment": {name: value for name, value in sorted(out.items()) if USERINFO.search(value)},
         "find_links": [path for path in map(local_path, pip.get("find-links", [])) if path],
         "mounts": _outermost(_mountable(root, local)),
         "authorities": authorities,
@@ -163,6 +166,15 @@ def _loopback(address):
         return ipaddress.ip_address(address.split("%")[0]).is_loopback
     except ValueError:
         return True
+
+
+def apt_options(dump):
+    """How the machine reaches its mirrors, as lines of an apt.conf: proxies, authorities, leniency towards old release files.
+
+    dump: what apt-config dump printed.
+    """
+    wanted = re.compile(r"Acquire::(\S+::)?(Proxy|CaInfo|Check-Valid-Until|Check-Date)\b")
+    return "".join(f"{line}\n" for line in dump.splitlines() if wanted.match(line) and '""' not in line)
 
 
 def apt_sources(root, suite):

@@ -327,10 +327,17 @@ class Template:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         packages = ",".join(sorted(self.node.settings["packages"]))
         command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}"]
-        for line in run("apt-config", "dump", "Acquire").splitlines():
-            # How this machine reaches its mirrors: proxies, authorities, leniency towards old release files.
-            if re.match(r"Acquire::(\S+::)?(Proxy|CaInfo|Check-Valid-Until|Check-Date)\b", line) and '""' not in line:
-                command.append(f"--aptopt={line}")
+        options = machine.apt_options(run("apt-config", "dump", "Acquire"))
+        if options:
+            # A proxy's URL may carry a password: no argument shows it, and the template that comes out is without it.
+            path = self.node.run / "apt.conf"
+            write(path, options, 0o600)
+            inside = '"$1/etc/apt/apt.conf.d/99mmdebstrap"'
+            command += [
+                f"--aptopt={path}",
+                f"--setup-hook=chmod 0600 {inside}",
+                f"--customize-hook=sed -i '\\#://[^/]*@#d' {inside}; chmod 0644 {inside}",
+            ]
         if self.authorities:
             command.append(
                 "--customize-hook=copy-in " + " ".join(self.authorities) + " /usr/local/share/ca-certificates"

@@ -10,6 +10,7 @@ import fcntl
 import ipaddress
 import json
 import shutil
+import stat
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.node import machine, parts
 
@@ -87,6 +88,10 @@ class Service:
             "changed_parts": [part.name for part in wanted],
             "diff": {"before": _lines(before), "after": _lines(after)},
         }
+
+    def secret_environment(self):
+        """The containers' index and proxy settings that carry a user or password: for outputs.json alone, never a result."""
+        return machine.container_needs("/", self.node.environment)["secret_environment"]
 
     def outputs(self):
         """What the node's clients and containers need to know; secrets by the name of their file."""
@@ -184,28 +189,34 @@ class Outputs:
         self.service = service
         self.folder = service.node.dir
 
-    def _texts(self):
+    def _files(self):
+        """(path, text, mode) of each."""
         outputs = self.service.outputs()
-        for name, data in (("outputs.json", outputs), ("api.json", outputs["api"])):
-            yield self.folder / name, json.dumps(data, indent=2, sort_keys=True) + "\n"
+        secret = {**outputs, "secret_environment": self.service.secret_environment()}
+        for name, data, mode in (("outputs.json", secret, 0o600), ("api.json", outputs["api"], 0o644)):
+            yield self.folder / name, json.dumps(data, indent=2, sort_keys=True) + "\n", mode
         for name in ("endpoint", "bucket", "region"):
-            yield self.folder / "s3" / name, outputs["s3"][name] + "\n"
+            yield self.folder / "s3" / name, outputs["s3"][name] + "\n", 0o644
 
     def look(self):
         """up, absent or differs."""
         try:
-            return "up" if all(path.read_text() == text for path, text in self._texts()) else "differs"
+            same = all(
+                path.read_text() == text and stat.S_IMODE(path.stat().st_mode) == mode
+                for path, text, mode in self._files()
+            )
         except OSError:
             return "absent"
+        return "up" if same else "differs"
 
     def up(self):
         """Write them."""
-        for path, text in self._texts():
-            parts.write(path, text)
+        for path, text, mode in self._files():
+            parts.write(path, text, mode)
 
     def down(self):
         """A client must not find a node that is not there."""
-        for path, _text in self._texts():
+        for path, _text, _mode in self._files():
             path.unlink(missing_ok=True)
 
 

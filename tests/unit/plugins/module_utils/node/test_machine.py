@@ -25,6 +25,7 @@ def host(tmp_path):
 def test_a_plain_machine_needs_nothing(host):
     assert machine.container_needs(host.path, {}) == {
         "environment": {},
+        "secret_environment": {},
         "find_links": [],
         "mounts": [],
         "authorities": [],
@@ -62,6 +63,35 @@ def test_the_environment_wins_over_files_and_user_over_global(host):
     assert (
         machine.pip_settings(host.path, {"PIP_INDEX_URL": "https://three.example.org"})["index-url"]
         == "https://three.example.org"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "names"),
+    [
+        ("PIP_INDEX_URL", "https://user:pw@index.example.org/simple", {"PIP_INDEX_URL", "UV_DEFAULT_INDEX"}),
+        ("PIP_EXTRA_INDEX_URL", "https://a.example.org/x https://token@b.example.org/", {"PIP_EXTRA_INDEX_URL", "UV_INDEX"}),
+        ("PIP_FIND_LINKS", "/srv/wheels https://user:pw@c.example.org/", {"PIP_FIND_LINKS", "UV_FIND_LINKS"}),
+        ("HTTPS_PROXY", "user:pw@proxy.example.org:3128", {"HTTPS_PROXY"}),
+    ],
+)  # fmt: skip
+def test_settings_with_a_user_or_password_are_kept_apart(host, variable, value, names):
+    needs = machine.container_needs(host.path, {variable: value, "no_proxy": "localhost"})
+    assert set(needs["secret_environment"]) == names
+    assert not names & set(needs["environment"])
+    assert needs["environment"]["no_proxy"] == "localhost"
+
+
+def test_an_at_sign_in_a_path_is_no_password(host):
+    value = "https://index.example.org/@team/simple file:///srv/a@b"
+    assert machine.container_needs(host.path, {"PIP_EXTRA_INDEX_URL": value})["secret_environment"] == {}
+
+
+def test_what_apt_needs_to_reach_its_mirrors_is_kept_and_nothing_else():
+    dump = 'Acquire "";\nAcquire::http::Proxy "http://u:pw@proxy:3128/";\nAcquire::https::Proxy "";\nAcquire::Languages "en";\n'
+    dump += 'Acquire::Check-Date "false";\n'
+    assert (
+        machine.apt_options(dump) == 'Acquire::http::Proxy "http://u:pw@proxy:3128/";\nAcquire::Check-Date "false";\n'
     )
 
 

@@ -11,7 +11,7 @@ import subprocess
 
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.node import parts
-from ansible_collections.dflash.launchproof.plugins.module_utils.node.service import Service
+from ansible_collections.dflash.launchproof.plugins.module_utils.node.service import Outputs, Service
 
 SETTINGS = {
     "node": "lpnode", "bridge": "lpbr0", "network": "198.51.100.0/24", "api_port": 18006, "ssh_port": 12222, "s3_port": 19000,
@@ -38,6 +38,54 @@ def test_outputs_name_files_of_secrets_only(tmp_path):
     assert "a-seeded-secret" not in text and str(tmp_path / "secrets/api_token") in text
     commands = [daemon.command() for daemon in node.daemons if daemon.name != "sshd"]
     assert "a-seeded-secret" not in str(commands)
+
+
+SEEDED = "a-seeded-password"
+
+
+@pytest.fixture
+def behind_passwords(tmp_path):
+    """A node on a machine whose index and proxy want a password."""
+    index, proxy = f"https://user:{SEEDED}@index.example.org/simple", f"http://user:{SEEDED}@proxy.example.org:3128"
+    # A network, bridge and ports that no node on this machine has.
+    own = {"network": "203.0.113.0/24", "bridge": "lpunit0", "api_port": 0, "ssh_port": 0, "s3_port": 0}
+    settings = {**SETTINGS, **own, "dir": str(tmp_path)}
+    return Service(settings, environment={"PIP_INDEX_URL": index, "HTTPS_PROXY": proxy})
+
+
+def test_a_password_in_an_index_or_proxy_url_is_in_outputs_json_alone_and_for_root_alone(behind_passwords, tmp_path):
+    assert SEEDED not in json.dumps(behind_passwords.up(dry=True))
+    files = Outputs(behind_passwords)
+    files.up()
+    holding = [path for path in tmp_path.rglob("*") if path.is_file() and SEEDED in path.read_text()]
+    assert holding == [tmp_path / "outputs.json"]
+    assert oct(holding[0].stat().st_mode)[-3:] == "600"
+    secret = json.loads(holding[0].read_text())["secret_environment"]
+    assert set(secret) == {"PIP_INDEX_URL", "UV_DEFAULT_INDEX", "HTTPS_PROXY"}
+    assert files.look() == "up"
+    holding[0].chmod(0o644)
+    assert files.look() == "differs"
+
+
+def test_a_password_in_apts_proxy_is_on_no_command_line(behind_passwords, tmp_path, monkeypatch):
+    proxy = f'Acquire::http::Proxy "http://user:{SEEDED}@proxy.example.org:3128/";'
+    begun = []
+    monkeypatch.setattr(parts, "run", lambda *argv: proxy + "\n")
+    monkeypatch.setattr(parts, "_begin", lambda node, name, command: begun.append(command))
+    for part in behind_passwords.built:
+        part.begin()
+    assert [command[0] for command in begun] == ["sh", "mmdebstrap"]
+    assert SEEDED not in str(begun)
+    options = tmp_path / "run/apt.conf"
+    assert f"--aptopt={options}" in begun[1]
+    assert options.read_text() == proxy + "\n" and oct(options.stat().st_mode)[-3:] == "600"
+    # What the build leaves in the template, by the hook's own command.
+    inside = tmp_path / "root/etc/apt/apt.conf.d/99mmdebstrap"
+    inside.parent.mkdir(parents=True)
+    inside.write_text(options.read_text() + 'Acquire::Check-Date "false";\n')
+    hook = next(word for word in begun[1] if "sed" in word).split("=", 1)[1]
+    subprocess.run(["sh", "-c", hook, "sh", str(tmp_path / "root")], check=True)
+    assert inside.read_text() == 'Acquire::Check-Date "false";\n'
 
 
 class Sleeper(parts.Daemon):
