@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import json
 import os
 import signal
 import subprocess
@@ -48,6 +49,7 @@ FIRST_LOOK, LAST_LOOK = 0.002, 0.5  # s: looks at a unit in transition back off 
 WINDOW = 5.0  # s over which CPU time and I/O are compared
 FOREIGN_EVERY = 1.0  # s between looks at who else writes to a shared log
 QUIET = 2.0  # s without a byte after which it is worth trying whether the log can be written
+HEARTBEAT_MAX, TELEMETRY_MAX = 65536, 300  # bytes read of a heartbeat, characters kept of what it says
 DATED = 1024  # bytes of an older log that share one date
 STEADY = ("active", "inactive", "failed", "reloading")
 CODES = {"exited": EXITED, "killed": KILLED, "dumped": DUMPED}
@@ -74,6 +76,20 @@ def certificate_exit(certificate: dict, run_id: str) -> Exit:
         result=certificate.get("service_result") or "",
         source="certificate",
     )
+
+
+def telemetry_of(path: str) -> str | None:
+    """What a heartbeat says about its job's telemetry; None where it says nothing, as any file that a job touches may.
+
+    The file is the job's: it is not waited for where it is a FIFO, and not read to an end that it may not have.
+    """
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as handle:
+            beat = json.loads(handle.read(HEARTBEAT_MAX) or b"null")
+    except (OSError, ValueError, RecursionError):
+        return None
+    value = beat.get("telemetry") if isinstance(beat, dict) else None
+    return value[:TELEMETRY_MAX] if isinstance(value, str) else None
 
 
 class UnitWatch:
@@ -796,8 +812,10 @@ class UnitWatch:
             return Unknown("%s: %s" % (path, error.strerror))
         age = time.time() - written
         began = self.run_started_at or self.baseline.taken_at
-        # A file that is older than the run was written by the run before.
-        return Heartbeat(path, max(age, 0.0) if age <= ledger.boottime() - began + 1.0 else None)
+        if age > ledger.boottime() - began + 1.0:
+            return Heartbeat(path)  # written by the run before
+        telemetry = telemetry_of(path)
+        return Heartbeat(path, max(age, 0.0), telemetry and self.redact(telemetry))
 
     def decide(self, now: float):
         """Ask for the verdict, keep it or what is waited for, and return it."""

@@ -333,6 +333,8 @@ class Heartbeat:
     path: str
     # Age of its last write by this run, s; None when this run has not written it.
     age: float | None = None
+    # Its field ``telemetry`` ("nvml", "off: why"), redacted; None when it is no JSON or has none.
+    telemetry: str | None = None
 
 
 @dataclass(frozen=True)

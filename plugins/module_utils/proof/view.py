@@ -487,6 +487,11 @@ class View:
             return {}
         return {"activity": {"window_s": activity.window, "cpu_s": activity.cpu, "io_bytes": known(activity.io)}}
 
+    def telemetry_evidence(self) -> dict[str, Any]:
+        """What the job's heartbeat says about its telemetry; it stands beside every verdict and decides none."""
+        beat = known(self.facts.heartbeat)
+        return {"telemetry": beat.telemetry} if beat and beat.telemetry else {}
+
     @property
     def busy(self) -> bool:
         """Whether CPU or I/O advanced in the last window by more than starting and sleeping take, or it waits for a CPU."""

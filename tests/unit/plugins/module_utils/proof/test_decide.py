@@ -854,6 +854,18 @@ def test_stages(facts: dict[str, Any], spec: dict[str, Any], stage: str) -> None
     assert answer.missing and answer.deadline > T0 + 3 and answer.stage_deadline >= answer.stage_began
 
 
+@pytest.mark.parametrize("facts", [{}, died(1)], ids=["alive", "dead"])
+def test_a_heartbeats_telemetry_stands_beside_the_verdict(facts: dict[str, Any]) -> None:
+    def evidence(beat: Any) -> Any:
+        verdict = Case("", "", 0, {**facts, "heartbeat": beat}, {"heartbeat": {"path": "/h"}}).decide(20)
+        assert isinstance(verdict, f.Verdict)
+        return verdict.evidence
+
+    said = "off: NVML: the library was not found"
+    assert evidence(f.Heartbeat("/h", 1.0, said))["telemetry"] == said
+    assert "telemetry" not in evidence(f.Heartbeat("/h", 1.0))
+
+
 # --- for all facts
 
 times = st.sampled_from([T0 - 20, T0, BEGAN, T0 + 1, T0 + 3, T0 + 30, T0 + 70, T0 + 900])
@@ -939,7 +951,9 @@ looks = st.builds(
     instances_found=st.just(("a",)),
     gpu=st.none() | whys | st.builds(f.Gpu, st.sampled_from(["none", "consistent", "proved"]), st.sampled_from(["", "no_device"])),
     objects=st.none() | whys | st.builds(f.Objects, st.just("/o"), st.integers(0, 2)),
-    heartbeat=st.none() | whys | st.builds(f.Heartbeat, st.just("/h"), st.none() | st.sampled_from([1.0, 900.0])),
+    heartbeat=st.none() | whys | st.builds(
+        f.Heartbeat, st.just("/h"), st.none() | st.sampled_from([1.0, 900.0]), st.none() | st.just("nvml")
+    ),
     journal=whys | st.just(("Failed at step EXEC spawning /x",)),
 )  # fmt: skip
 baselines = st.builds(

@@ -1,0 +1,38 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What is read from files that a job writes as it likes. The rest of the collector is shown on real units."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import collect
+
+
+@pytest.mark.parametrize(
+    ("content", "telemetry"),
+    [
+        (b'{"telemetry": "off: NVML: no library", "step": 3}\n', "off: NVML: no library"),
+        (b'{"telemetry": "nvml"}', "nvml"),
+        (b'{"telemetry": "%s"}' % (b"x" * 900), "x" * 300),
+        (b'{"telemetry": 7}', None),
+        (b'{"step": 3}', None),
+        (b'["telemetry"]', None),
+        (b"", None),
+        (b'{"half', None),
+        (b"\xff\xfe", None),
+        (b"[" * 60000, None),
+        (b'{"telemetry": "nvml", "more": "%s"}' % (b"x" * 70000), None),
+    ],
+)
+def test_a_heartbeat_may_say_something_about_telemetry(tmp_path, content, telemetry):
+    (tmp_path / "beat").write_bytes(content)
+    assert collect.telemetry_of(str(tmp_path / "beat")) == telemetry
+
+
+def test_a_heartbeat_that_is_no_file_holds_nobody_up(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in ("fifo", "absent", "."):
+        assert collect.telemetry_of(str(tmp_path / path)) is None
