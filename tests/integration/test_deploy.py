@@ -72,6 +72,8 @@ def test_the_first_deployment_is_proved():
     assert found["extraction@1.service"]["code"] in {"ok_progressing", "completed"}
     assert found["extraction@2.service"]["code"] in {"ok_progressing", "completed"}
     assert all(row["ok"] and row["code"] in GOOD and row["run_id"] for row in found.values())
+    # The container has no NVML, and the report says so.
+    assert re.match(r"off: .+", found["training.service"]["evidence"]["telemetry"]), found["training.service"]
 
 
 def test_a_second_run_changes_nothing_while_jobs_run():
