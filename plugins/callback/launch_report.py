@@ -73,7 +73,7 @@ class CallbackModule(CallbackBase):
     def _declare(self, play):
         """Reads launchproof_units as the play's hosts will see it; a play that --tags leaves out is not meant to prove."""
         manager, loader = play.get_variable_manager(), play.get_loader()
-        if "launchproof_units" not in play.get_vars() or not play.evaluate_tags(play.only_tags, play.skip_tags, {}):
+        if "launchproof_units" not in play.get_vars() or not selected(play):
             return
         pattern = Templar(loader, variables=manager.get_vars(play=play)).template(play.hosts)
         for host in manager._inventory.get_hosts(pattern):
@@ -128,6 +128,12 @@ class CallbackModule(CallbackBase):
         color = {"ok": C.COLOR_OK, "predicted": C.COLOR_CHANGED}.get(report["verdict"], C.COLOR_ERROR)
         self._display.banner(f"LAUNCH REPORT: {report['verdict']} ({path})")
         self._display.display(table(report["jobs"]), color=color)
+
+
+def selected(play) -> bool:
+    """Whether --tags and --skip-tags leave a play in, by its own tags. A play's evaluate_tags() is for its tasks alone."""
+    tags = set(play.tags) or {"untagged"}
+    return bool(tags & {*play.only_tags, "always"} or "all" in play.only_tags) and not tags & set(play.skip_tags)
 
 
 def write_atomically(path: Path, text: str) -> None:
