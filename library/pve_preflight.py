@@ -64,6 +64,10 @@ unknown:
   returned: always
   type: list
   elements: str
+unavailable:
+  description: Whether the node's API did not answer, which check mode accepts with O(unavailable_ok).
+  returned: success
+  type: bool
 api_calls:
   description: The calls that were made.
   returned: always
@@ -81,10 +85,12 @@ def main() -> None:
     module = AnsibleModule(argument_spec={**options.connection(), **options.container()}, supports_check_mode=True)
     options.require_libraries(module)
     preflight = Preflight(module.params)
+    unavailable = False
     try:
         preflight.run()
     except pve_api.ApiError as error:
-        if options.may_be_unavailable(module, error):
+        unavailable = options.may_be_unavailable(module, error)
+        if unavailable:
             preflight.unknown.append(f"everything about the node: {error}")
         else:
             preflight.problems.append(options.api_problem(error, module.params))
@@ -93,7 +99,7 @@ def main() -> None:
     result = {"unknown": preflight.unknown, "api_calls": preflight.calls}
     if preflight.problems:
         options.fail(module, preflight.problems, **result)
-    module.exit_json(changed=False, **result)
+    module.exit_json(changed=False, unavailable=unavailable, **result)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.support.deployment import NODE, UNITS, deploy, play, playbook, report, writes
+from tests.support.deployment import NODE, UNITS, container, deploy, playbook, report, writes
 
 pytestmark = pytest.mark.container
 
@@ -39,13 +39,6 @@ def outputs():
 
 def node_name():
     return outputs()["api"]["node"]
-
-
-def container(**changes):
-    """The declared container, with some fields declared otherwise."""
-    shown = play("ansible-inventory", "--host", "trainer").stdout
-    declared = json.loads(shown[shown.index("{") :])["launchproof_container"]
-    return {"launchproof_container": {**declared, **changes}}
 
 
 CASES = {

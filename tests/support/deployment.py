@@ -43,6 +43,13 @@ def playbook(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return play("ansible-playbook", f"playbooks/{name}.yml", *arguments)
 
 
+def container(**changes: Any) -> dict[str, Any]:
+    """The declared container as extra variables, with some fields declared otherwise."""
+    shown = play("ansible-inventory", "--host", "trainer").stdout
+    declared = json.loads(shown[shown.index("{") :])["launchproof_container"]
+    return {"launchproof_container": {**declared, **changes}}
+
+
 def report() -> dict[str, Any]:
     return json.loads((REPO / "artifacts/launch_report.json").read_text())
 

@@ -373,5 +373,6 @@ def test_an_api_that_is_not_up_yet_is_a_prediction_in_check_mode_alone(run, modu
         assert result["diff"]["after"]["memory"] == "1024"
     else:
         assert "everything about the node" in result["unknown"][0]
+        assert (result["unavailable"], run(module, DECLARED)["unavailable"]) == (True, False)
     # Only a node that is not there is excused, not one that refuses.
     assert run(module, DECLARED, check=True, unavailable_ok=True, api_token_secret="s3cret-no")["failed"] is True
