@@ -44,3 +44,14 @@ ensure_venv() {
   done
   echo "$hash" >"$marker"
 }
+
+# install_cpu_torch PYTHON: torch as workload/requirements.in names it, in its CPU build; PyPI's brings gigabytes of CUDA.
+# A wheel in a folder that pip is told of (find-links) will do; without one it comes from PyTorch's own index.
+install_cpu_torch() {
+  local folder links=() backend=(--torch-backend cpu)
+  for folder in $(.venv-test/bin/pip config get global.find-links 2>/dev/null) ${PIP_FIND_LINKS:-}; do
+    links+=(--find-links "$folder")
+    compgen -G "${folder#file://}/torch-*.whl" >/dev/null && backend=()
+  done
+  .venv-test/bin/uv pip install --quiet --python "$1" "${links[@]}" "${backend[@]}" "$(grep '^torch==' workload/requirements.in)"
+}
