@@ -22,6 +22,7 @@ from tests.support.deployment import (
     UNITS,
     VMID,
     changed,
+    container,
     deploy,
     identities,
     inside,
@@ -194,20 +195,22 @@ def test_a_secret_is_found_nowhere():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "code", "stage"),
+    ("wrong", "code", "words"),
     [
-        ({"ansible_port": 1}, "unreachable", "container"),
-        ({"pve_api_port": 1}, "preflight_failed", "preflight"),
+        ({"ansible_port": 1}, "unreachable", "127.0.0.1 port 1"),
+        ({"pve_api_port": 1}, "preflight_failed", "pve_api_host"),
     ],
     ids=["node-without-sshd", "node-without-api"],
 )
-def test_an_unreachable_node_still_gives_one_row_a_job(wrong, code, stage):
+def test_an_unreachable_node_still_gives_one_row_a_job_and_changes_nothing(wrong, code, words):
+    """The container is one that is not there yet: nothing may make it before the way into it is known to work."""
     before = writes()
-    done = deploy("--skip-tags", "local_node", "-e", json.dumps(wrong))
+    done = deploy("--skip-tags", "local_node", "-e", json.dumps({**wrong, **container(vmid=902)}))
     assert done.returncode != 0
     assert report()["verdict"] == "failed"
     assert {row["unit"] for row in report()["jobs"]} == set(UNITS)
-    assert {row["code"] for row in report()["jobs"]} == {code}
+    assert {(row["code"], row["stage"]) for row in report()["jobs"]} == {(code, "preflight")}
+    assert words in report()["jobs"][0]["remedy"]
     assert writes() == before
 
 
