@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -38,6 +39,14 @@ def changed(done):
 
 def pids(machine):
     return {name: json.loads(machine.sh(f"cat {STATE}/run/{name}.json"))["pid"] for name in ("api", "sshd", "s3")}
+
+
+def resolves_a_name(machine):
+    """Whether the container finds the address of a host that this machine gets its packages from."""
+    sites = machine.sh("apt-get indextargets --format '$(SITE)'").splitlines()
+    name = next(filter(None, (urlsplit(site).hostname for site in sites)))
+    asked = machine.run("pct", "exec", "970", "--", "getent", "ahosts", name, check=False)
+    return asked.returncode == 0
 
 
 def test_check_on_a_fresh_machine_predicts_and_touches_nothing(machine):
@@ -79,7 +88,7 @@ def test_a_container_has_systemd_network_and_its_device(machine):
         "pct exec 970 -- python3 -c 'import urllib.request as r; r.urlopen(\"http://198.51.100.1:19000/\")' 2>&1",
         check=False,
     )
-    machine.sh("pct exec 970 -- python3 -c 'import socket; socket.getaddrinfo(\"deb.debian.org\", 80)'")
+    assert resolves_a_name(machine)
 
 
 def test_over_ssh_with_verified_host_key(machine):
@@ -102,7 +111,7 @@ def test_lost_network_and_tools_come_back(machine):
     before = pids(machine)
     assert changed(machine.playbook()) == 1
     assert pids(machine) == before
-    machine.sh("pct exec 970 -- python3 -c 'import socket; socket.getaddrinfo(\"deb.debian.org\", 80)'")
+    assert resolves_a_name(machine)
 
 
 def test_a_create_that_the_api_did_not_survive_leaves_nothing(machine):
