@@ -141,8 +141,8 @@ missing_packages:
 outputs:
   description:
     - What clients of the node and its containers need. Secrets are not in it, only the files they are in.
-    - Also written to C(outputs.json) in the state folder, and its key C(api) to C(api.json). C(outputs.json), which root alone can
-      read, has one key more, C(secret_environment), for index and proxy settings that carry a user or password.
+    - Also written to C(outputs.json) in the state folder, which root alone can read and which has one key more,
+      C(secret_environment), for index and proxy settings that carry a user or password.
   returned: when O(state) is not V(down)
   type: dict
 """

@@ -181,43 +181,34 @@ class Service:
 
 
 class Outputs:
-    """What the node tells its clients, as files."""
+    """What the node tells its clients, as a file that root alone can read."""
 
     name = "outputs"
+    mode = 0o600
 
     def __init__(self, service):
         self.service = service
-        self.folder = service.node.dir
+        self.path = service.node.dir / "outputs.json"
 
-    def _files(self):
-        """(path, text, mode) of each."""
-        outputs = self.service.outputs()
-        secret = {**outputs, "secret_environment": self.service.secret_environment()}
-        for name, data, mode in (("outputs.json", secret, 0o600), ("api.json", outputs["api"], 0o644)):
-            yield self.folder / name, json.dumps(data, indent=2, sort_keys=True) + "\n", mode
-        for name in ("endpoint", "bucket", "region"):
-            yield self.folder / "s3" / name, outputs["s3"][name] + "\n", 0o644
+    def _text(self):
+        outputs = {**self.service.outputs(), "secret_environment": self.service.secret_environment()}
+        return json.dumps(outputs, indent=2, sort_keys=True) + "\n"
 
     def look(self):
         """up, absent or differs."""
         try:
-            same = all(
-                path.read_text() == text and stat.S_IMODE(path.stat().st_mode) == mode
-                for path, text, mode in self._files()
-            )
+            same = self.path.read_text() == self._text() and stat.S_IMODE(self.path.stat().st_mode) == self.mode
         except OSError:
             return "absent"
         return "up" if same else "differs"
 
     def up(self):
-        """Write them."""
-        for path, text, mode in self._files():
-            parts.write(path, text, mode)
+        """Write it."""
+        parts.write(self.path, self._text(), self.mode)
 
     def down(self):
         """A client must not find a node that is not there."""
-        for path, _text, _mode in self._files():
-            path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
 def _lines(states):
