@@ -697,6 +697,12 @@ for i in range(1, 9999):
          before="mkdir -p $DIR/out",
          proof={"progress": STEP, "objects": {"path": "/opt/cases/h-objects/out", "within": 5, "min_new": 2}},
          fact='[ "$(ls $DIR/out | wc -l)" -ge 2 ]'),
+    Case("h-heartbeat", "ok_progressing", "a heartbeat that says that telemetry is off, and why",
+         steps(more="""os.chdir('/opt/cases/h-heartbeat')
+    open("new", "w").write('{"telemetry": "off: no NVML here"}')
+    os.replace("new", "beat")"""),
+         before="mkdir -p $DIR", proof={"progress": STEP, "heartbeat": {"path": "/opt/cases/h-heartbeat/beat", "max_age": 5}},
+         fact="grep -q telemetry $DIR/beat", evidence=('"telemetry": "off: no NVML here"',)),
     Case("h-observed", "ok_progressing", "a unit that has been running for a while is looked at", mode="observe",
          before="systemctl start $UNIT; until_ok grep -q step=2 $LOG", proof={"progress": STEP},
          fact="systemctl is-active $UNIT"),
