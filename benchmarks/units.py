@@ -30,9 +30,7 @@ def measure() -> list[Row]:
         prove(container, units)  # the first call unpacks the program
         times = [(prove(container, units), prove(container, units[:1])) for _repeat in range(REPEATS)]
     many, one = (statistics.median(column) for column in zip(*times))
-    return [
-        Row(f"proof of {MANY} units in one call", many, "s", one, "one unit", at_most=1.5, bounds="ratio")
-    ]
+    return [Row(f"proof of {MANY} units in one call", many, "s", one, "one unit", at_most=1.5, bounds="ratio")]
 
 
 def prove(container: Container, units: list[str]) -> float:
