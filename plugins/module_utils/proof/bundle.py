@@ -116,7 +116,7 @@ def unpack(folder: str = UNPACKED) -> str:
     if os.path.isdir(target):
         return target
     os.makedirs(folder, mode=0o755, exist_ok=True)
-    temporary = tempfile.mkdtemp(dir=folder)
+    temporary = tempfile.mkdtemp(prefix=".new-", dir=folder)
     try:
         for path, data in files.items():
             os.makedirs(os.path.dirname(os.path.join(temporary, path)), exist_ok=True)
@@ -128,6 +128,16 @@ def unpack(folder: str = UNPACKED) -> str:
         shutil.rmtree(temporary, ignore_errors=True)
         if not os.path.isdir(target):  # else another call was first
             raise
-    for name in sorted(os.listdir(folder), key=lambda name: os.stat(os.path.join(folder, name)).st_mtime)[:-KEEP]:
-        shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    # Never the one in use, and never what another call is just unpacking.
+    others = [os.path.join(folder, name) for name in os.listdir(folder) if name != version and not name.startswith(".new-")]
+    for path in sorted(others, key=_changed_at)[: -(KEEP - 1)]:
+        shutil.rmtree(path, ignore_errors=True)
     return target
+
+
+def _changed_at(path: str) -> float:
+    """Time of the last change, s since the epoch; 0 for what another call has just removed."""
+    try:
+        return os.path.getmtime(path)
+    except OSError:
+        return 0.0

@@ -10,6 +10,7 @@ import io
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,15 @@ def test_begin_run_imports_little(program):
         "tempfile",
     }
     assert not heavy & set(answer.stdout.split()), answer.stdout
+
+
+def test_many_calls_at_once_unpack_one_copy_and_remove_only_old_versions(tmp_path):
+    for number in range(6):
+        (tmp_path / f"old{number}").mkdir()
+    with ThreadPoolExecutor(16) as pool:
+        targets = set(pool.map(lambda _number: bundle.unpack(str(tmp_path)), range(16)))
+    (target,) = targets
+    assert (Path(target) / "__main__.py").exists()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert Path(target).name in names
+    assert len(names) == bundle.KEEP
