@@ -129,7 +129,9 @@ def unpack(folder: str = UNPACKED) -> str:
         if not os.path.isdir(target):  # else another call was first
             raise
     # Never the one in use, and never what another call is just unpacking.
-    others = [os.path.join(folder, name) for name in os.listdir(folder) if name != version and not name.startswith(".new-")]
+    others = [
+        os.path.join(folder, name) for name in os.listdir(folder) if name != version and not name.startswith(".new-")
+    ]
     for path in sorted(others, key=_changed_at)[: -(KEEP - 1)]:
         shutil.rmtree(path, ignore_errors=True)
     return target
