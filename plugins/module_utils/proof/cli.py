@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import sys
+from typing import TextIO
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import adhoc, ledger, prover, render, session
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.decide import decide
@@ -27,6 +28,13 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch imp
 OK, FAILED, BLIND = 0, 1, 2
 FOREVER = 1e9  # s
 LINE_EVERY = 1.0  # s between live lines on a terminal
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Write one line at once, so that a pipe sees it too. Not print: ansible-test takes any of that for a module's mistake."""
+    stream = sys.stdout if stream is None else stream
+    stream.write(text + "\n")
+    stream.flush()
 
 
 def own_program() -> str:
@@ -47,7 +55,7 @@ def drive(request: dict, paths: ledger.Paths, quiet: bool) -> dict:
         rows.update((event["unit"], event["row"]) for event in news["events"] if event["event"] == "verdict")
         line = session.live_line(request["host"], rows, news["status"])
         if not quiet and document is None and line != last:
-            print(line, file=sys.stderr, flush=True)
+            say(line, sys.stderr)
             last = line
     names = {job["unit"] for job in request["units"]}
     return dict(document, jobs=[row for row in document["jobs"] if row["unit"] in names])
@@ -57,11 +65,11 @@ def report(document: dict, options: argparse.Namespace) -> int:
     """Print a document and return the exit status."""
     rows = document["jobs"]
     if options.json:
-        print(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False))
+        say(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False))
     elif options.junit:
-        print(render.junit(rows))
+        say(render.junit(rows))
     else:
-        print(render.table(rows))
+        say(render.table(rows))
     return verdict_status(rows)
 
 
@@ -130,7 +138,7 @@ def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
     status = report(document, options)
     run_id = document["jobs"][0]["run_id"]
     if run_id and not options.json and not options.junit:
-        print("log: %s/log" % paths.run(unit, run_id))
+        say("log: %s/log" % paths.run(unit, run_id))
     return status
 
 
@@ -155,12 +163,10 @@ def watch(options: argparse.Namespace, paths: ledger.Paths) -> int:
         )
         row = Redactor({}).data(dict(row, at=ledger.timestamp()))
         if options.json:
-            print(json.dumps(row, sort_keys=True, ensure_ascii=False), flush=True)
+            say(json.dumps(row, sort_keys=True, ensure_ascii=False))
         else:
-            print(
-                "%s %s" % (row["at"], render.sentence(row) if decided else "%s waits: %s" % (item.unit, answer.stage)),
-                flush=True,
-            )
+            words = render.sentence(row) if decided else "%s waits: %s" % (item.unit, answer.stage)
+            say("%s %s" % (row["at"], words))
         if options.textfile:
             adhoc.write(options.textfile, metrics(states), 0o644)
 
@@ -212,7 +218,7 @@ def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
         row = diagnose_process(found[0]) if found else diagnose_launcher(foreign, options.pattern, printed)
         document = {"jobs": [row]}
     if options.json:
-        print(json.dumps(document["jobs"][0], indent=2, sort_keys=True, ensure_ascii=False))
+        say(json.dumps(document["jobs"][0], indent=2, sort_keys=True, ensure_ascii=False))
         options.json = False
         return verdict_status(document["jobs"])
     return report(document, options)
@@ -317,7 +323,7 @@ def main(argv: list) -> int:
     try:
         return options.function(options, ledger.Paths())
     except (session.SessionError, adhoc.AdhocError, SpecError, OSError, ValueError) as error:
-        print("launchproof: %s" % error, file=sys.stderr)
+        say("launchproof: %s" % error, sys.stderr)
         return BLIND
     except KeyboardInterrupt:  # the detached prover goes on
         return 130
