@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.support.deployment import NODE, UNITS, container, deploy, playbook, report, writes
+from tests.support.deployment import NODE, UNITS, container, deploy, playbook, report, require_no_node, writes
 
 pytestmark = pytest.mark.container
 
@@ -20,8 +20,7 @@ FOREIGN = 950
 @pytest.fixture(scope="module", autouse=True)
 def node():
     """A node that is up, with one container on it that is not ours."""
-    if (NODE / "outputs.json").exists():
-        pytest.fail(f"{NODE} holds a node already; this test takes its own down at its end")
+    require_no_node()
     up = playbook("local_node")
     assert up.returncode == 0, up.stdout
     create = ["pvesh", "create", f"/nodes/{node_name()}/lxc", "-vmid", str(FOREIGN), "-hostname", "foreign"]

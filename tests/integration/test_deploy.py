@@ -29,6 +29,7 @@ from tests.support.deployment import (
     machine,
     playbook,
     report,
+    require_no_node,
     rows,
     writes,
 )
@@ -40,12 +41,8 @@ GOOD = {"ok_started", "ok_progressing", "completed"}
 
 @pytest.fixture(scope="module", autouse=True)
 def untouched():
-    """The machine before the story. It begins without a node, so that somebody's own deployment is never in its way."""
-    if (NODE / "outputs.json").exists():
-        pytest.fail(
-            f"{NODE} holds a node already. This stage takes it down at its end, so it starts only without one: "
-            "ansible-playbook playbooks/local_node.yml -e local_node_state=absent"
-        )
+    """The machine before the story, which begins without a node."""
+    require_no_node()
     yield machine()
     playbook("destroy", "-e", "launchproof_destroy=true")
     playbook("local_node", "-e", "local_node_state=absent")

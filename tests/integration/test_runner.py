@@ -14,15 +14,14 @@ import sys
 import ansible_runner
 import pytest
 
-from tests.support.deployment import NODE, REPO, UNITS, playbook
+from tests.support.deployment import NODE, REPO, UNITS, playbook, require_no_node
 
 pytestmark = pytest.mark.container
 
 
 @pytest.fixture(scope="module", autouse=True)
 def node_of_its_own():
-    if (NODE / "outputs.json").exists():
-        pytest.fail(f"{NODE} holds a node already; this test takes its own down at its end")
+    require_no_node()
     yield
     playbook("destroy", "-e", "launchproof_destroy=true")
     playbook("local_node", "-e", "local_node_state=absent")

@@ -13,6 +13,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 REPO = Path(__file__).resolve().parents[2]
 NODE = Path("/var/lib/launchproof-node")
 VMID = "901"
@@ -33,6 +35,22 @@ def play(*command: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
         check=False,
         **more,
     )
+
+
+def require_no_node() -> None:
+    """The tests that call this take the node down at their end: somebody's own deployment must not be in their way.
+
+    On a CI machine there is nobody: a node that is there was left by a run that was killed, and goes.
+    """
+    if not (NODE / "outputs.json").exists():
+        return
+    if not os.environ.get("CI"):
+        pytest.fail(
+            f"{NODE} holds a node already, and this test takes it down at its end. If nothing on it is needed: "
+            "ansible-playbook playbooks/local_node.yml -e local_node_state=absent"
+        )
+    down = playbook("local_node", "-e", "local_node_state=absent", "-e", "local_node_force=true")
+    assert down.returncode == 0, down.stdout
 
 
 def deploy(*arguments: str) -> subprocess.CompletedProcess[str]:
