@@ -201,13 +201,21 @@ def oom_kills(proc_self_cgroup: str = "/proc/self/cgroup", mount: str = "/sys/fs
             candidates.append(mount + path + "/memory.events")
     for candidate in candidates:
         try:
-            with open(candidate, encoding="utf-8") as handle:
-                for line in handle:
-                    name, _space, value = line.partition(" ")
-                    if name == "oom_kill":
-                        return int(value)
+            count = oom_kill_counter(candidate)
         except OSError:
             continue
+        if count is not None:
+            return count
+    return None
+
+
+def oom_kill_counter(path: str) -> int | None:
+    """The C(oom_kill) count of a memory.events (v2) or memory.oom_control (v1) file; None where it has no such line."""
+    with open(path, encoding="ascii") as handle:
+        for line in handle:
+            name, _space, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
     return None
 
 

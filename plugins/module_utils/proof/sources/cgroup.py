@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Unknown
 
 MOUNT = "/sys/fs/cgroup"
@@ -56,16 +57,11 @@ class Groups:
         """The group's own counter; 0 where the group has gone or the counter is not delegated to it."""
         path = self.oom_path(group)
         try:
-            with open(path, encoding="ascii") as handle:
-                for line in handle:
-                    name, _space, value = line.partition(" ")
-                    if name == "oom_kill":
-                        return int(value)
+            return ledger.oom_kill_counter(path) or 0
         except FileNotFoundError:
             return 0
         except OSError as error:
             return Unknown("%s: %s" % (path, error.strerror))
-        return 0
 
     def oom_event(self, group: str) -> int | None:
         """An eventfd that fires when version 1 counts an OOM, None where there is no such thing.
