@@ -103,7 +103,9 @@ units:
       type: str
       sample: sha256:1c22d7aa
 undeclared:
-  description: Units that were installed here earlier and are not among O(jobs). Nothing was done to them.
+  description:
+    - Units that were installed here earlier and are not among O(jobs). Instances of a job with C(dropped_instances=remove)
+      were stopped and removed, nothing was done to the others.
   returned: always
   type: list
   elements: str

@@ -255,7 +255,10 @@ def make_plan(
     if problems:
         raise InstallError(dict.fromkeys(problems))
     plan.undeclared = sorted(set(known) - {unit.name for job in jobs for unit in job.units})
-    _warn_dropped(jobs, known, plan)
+    for job in jobs:
+        for unit in plan.undeclared:
+            if known[unit].get("job") == job.name:
+                _plan_dropped(job, unit, host, plan)
     return plan
 
 
@@ -273,14 +276,26 @@ def _known_units(host: Host) -> dict[str, dict[str, Any]]:
     return known
 
 
-def _warn_dropped(jobs: list[Job], known: Mapping[str, Mapping[str, Any]], plan: Plan) -> None:
-    names = {job.name for job in jobs}
-    for unit in plan.undeclared:
-        if known[unit].get("job") in names:
-            plan.warnings.append(
-                f"{unit} is no longer declared by job {known[unit]['job']}. It is left as it is: "
-                f"`systemctl stop {unit}` ends it, its runs stay in {units.STATE_DIR}/runs/{unit}."
-            )
+def _plan_dropped(job: Job, unit: str, host: Host, plan: Plan) -> None:
+    """What becomes of an instance that was installed here and is no longer declared; its runs stay in any case."""
+    if job.dropped_instances == "keep":
+        plan.warnings.append(
+            f"{unit} is no longer declared by job {job.name}. It is left as it is: "
+            f"`systemctl stop {unit}` ends it, its runs stay in {units.STATE_DIR}/runs/{unit}."
+        )
+        return
+
+    def stop() -> None:
+        code, output = host.run(["systemctl", "stop", "--", unit])
+        if code != 0:
+            raise ApplyError(f"systemctl stop {unit} ended with {code}: {output.strip()}")
+
+    plan.add(unit, stop, "installed\n", "stopped and removed: no longer declared here\n")
+    # The record last: as long as it is there, a removal that was cut off is taken up again.
+    for path in (units.dropin_path(unit), units.env_path(unit), units.secrets_path(unit), units.job_path(unit)):
+        if host.exists(path):
+            plan.steps.append((path, lambda path=path: host.remove(path)))
+    plan.units_changed = True
 
 
 def _check_machine(jobs: list[Job], host: Host, problems: list[str]) -> list[str]:
@@ -437,7 +452,7 @@ def _plan_units(job: Job, host: Host, plan: Plan, problems: list[str]) -> None:
 
 def verify(job: Job, host: Host) -> list[str]:
     """What systemd itself has to say about a job's units, before they are installed."""
-    if shutil.which("systemd-analyze") is None:
+    if shutil.which("systemd-analyze") is None or not job.units:
         return []
     with tempfile.TemporaryDirectory(prefix="launchproof-verify-") as folder:
         paths = []
@@ -509,7 +524,7 @@ def _plan_unit(
     digest = units.digest(job, unit, key, given.code, given.lock)
     for file in units.job_files(job, unit, units.record(job, unit, digest, given.code, given.lock)):
         _plan_file(file, host, plan)
-    stale_secrets = units.secrets_path(unit)
+    stale_secrets = units.secrets_path(unit.name)
     if not any(other.secrets for other in job.units) and host.exists(stale_secrets):
         plan.add(stale_secrets, lambda: host.remove(stale_secrets), "(secrets)\n", "")
     before = known.get(unit.name, {}).get("digest")

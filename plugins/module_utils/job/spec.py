@@ -123,6 +123,7 @@ class Job:
     autostart: bool
     gpus_exclusive: bool
     unit_options: Mapping[str, Mapping[str, tuple[str, ...]]]
+    dropped_instances: str
     templated: bool
     units: tuple[Unit, ...]
 
@@ -134,10 +135,11 @@ def declared_units(jobs: Any) -> list[str]:
         for job in jobs:
             try:
                 name = str(job["name"])
-                ids = [str(item["id"]) for item in job.get("instances") or []]
+                instances = job.get("instances")
+                ids = [None] if instances is None else [str(item["id"]) for item in instances]
             except Exception:  # noqa: BLE001, S112 - an undefined variable in one job must not hide the others
                 continue
-            names += [unit_name(name, item) for item in ids or [None]]
+            names += [unit_name(name, item) for item in ids]
     except Exception:  # noqa: BLE001 - see above
         return names
     return names
@@ -210,6 +212,7 @@ class _JobReader:
         "code",
         "lock",
         "instances",
+        "dropped_instances",
         "user",
         "gpus",
         "gpus_exclusive",
@@ -271,6 +274,7 @@ class _JobReader:
             "autostart": self.flag("autostart", True),
             "gpus_exclusive": self.flag("gpus_exclusive", True),
             "unit_options": self.unit_options(),
+            "dropped_instances": self.dropped_instances(),
         }
         units = self.units(name, command)
         # A job with an error is still worth cross-checking where its parts could be read.
@@ -441,6 +445,12 @@ class _JobReader:
             self.error("restart", f"{_show(value)} is unknown. Write on-failure or no.")
         return str(value)
 
+    def dropped_instances(self) -> str:
+        value = self.entry.get("dropped_instances", "keep")
+        if value not in ("keep", "remove"):
+            self.error("dropped_instances", f"{_show(value)} is unknown. Write keep or remove.")
+        return str(value)
+
     def seconds(self, key: str, default: Optional[int]) -> Optional[int]:
         value = self.entry.get(key)
         if value is None:
@@ -558,10 +568,10 @@ class _JobReader:
         if instances is None:
             self.check_env(env, secrets, gpus, "")
             return [Unit(unit_name(name), name, None, command, (), env, secrets, gpus, proof)]
-        if not isinstance(instances, (list, tuple)) or not instances:
+        if not isinstance(instances, (list, tuple)):
             self.error(
                 "instances",
-                f"{_show(instances)} is not a list with entries. Write [{{id: '1'}}, {{id: '2'}}], "
+                f"{_show(instances)} is not a list. Write [{{id: '1'}}, {{id: '2'}}], "
                 "or leave it out for a single unit.",
             )
             return None

@@ -182,9 +182,14 @@ def wants_link(job: Job) -> str:
     return f"{UNIT_DIR}/multi-user.target.wants/{wanted(job)}"
 
 
-def secrets_path(unit: Unit) -> str:
+def env_path(unit: str) -> str:
+    """The file of a unit's public variables."""
+    return f"{CONFIG_DIR}/env/{unit}.env"
+
+
+def secrets_path(unit: str) -> str:
     """The file of a unit's secrets."""
-    return f"{CONFIG_DIR}/secrets/{unit.name}.env"
+    return f"{CONFIG_DIR}/secrets/{unit}.env"
 
 
 def job_path(unit: str) -> str:
@@ -239,7 +244,7 @@ def record(
         "runs": f"{STATE_DIR}/runs/{unit.name}",
         "log": f"{STATE_DIR}/runs/{unit.name}/current/log",
         "proof": dict(unit.proof),
-        "secrets_file": secrets_path(unit) if unit.secrets else None,
+        "secrets_file": secrets_path(unit.name) if unit.secrets else None,
         "gpus": None if unit.gpus is None else list(unit.gpus),
         "code_hash": code,
         "versions": {"lock": lock} if lock else {},
@@ -248,9 +253,9 @@ def record(
 
 def job_files(job: Job, unit: Unit, unit_record: Mapping[str, Any]) -> list[File]:
     """The files of one unit besides the unit; its secrets file is there, empty, when only a sibling has secrets."""
-    files = [File(f"{CONFIG_DIR}/env/{unit.name}.env", env_text(environment(unit)))]
+    files = [File(env_path(unit.name), env_text(environment(unit)))]
     if any(other.secrets for other in job.units):
-        files.append(File(secrets_path(unit), env_text(unit.secrets), mode=0o600, secret=True))
+        files.append(File(secrets_path(unit.name), env_text(unit.secrets), mode=0o600, secret=True))
     text = json.dumps(unit_record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     files.append(File(job_path(unit.name), text, record=True))
     return files

@@ -363,6 +363,40 @@ def test_fewer_shards_leave_files_and_runs_and_say_so(machine):
     assert b"a@3" not in machine.read("/etc/systemd/system/a.target")
 
 
+def test_a_shard_that_moved_away_is_stopped_and_leaves_its_runs_alone(machine):
+    def job(*shards):
+        instances = [{"id": shard, "command": [shard], "secrets": {"K": SECRET}} for shard in shards]
+        return read({"instances": instances, "dropped_instances": "remove"})
+
+    deploy(machine, job("1", "2"))
+    machine.commands.clear()
+    found = deploy(machine, job("1"))
+    assert ["systemctl", "stop", "--", "a@2.service"] in machine.commands
+    assert {path for path in machine.tree() if "a@2" in path} == {
+        "/etc/systemd/system/a@2.service.d",
+        *(f"/var/lib/launchproof/runs/a@2.service{rest}" for rest in ("", "/none", "/current")),
+    }
+    assert (found.undeclared, found.warnings, found.units_changed) == (["a@2.service"], [], True)
+    assert not plan(machine, job("1")).changes
+
+
+def test_the_last_shard_may_move_away(machine):
+    deploy(machine, read({"instances": [{"id": "1"}]}))
+    deploy(machine, read({"instances": [], "dropped_instances": "remove"}))
+    assert not machine.exists("/etc/launchproof/jobs/a@1.service.json")
+    assert spec.declared_units([{"name": "a", "instances": []}]) == []
+
+
+def test_a_stop_that_fails_removes_nothing_and_is_tried_again(machine, monkeypatch):
+    deploy(machine, read({"instances": [{"id": "1"}, {"id": "2"}]}))
+    fewer = read({"instances": [{"id": "1"}], "dropped_instances": "remove"})
+    run = machine.run
+    monkeypatch.setattr(machine, "run", lambda argv: (1, "no bus") if "stop" in argv else run(argv))
+    with pytest.raises(install.ApplyError, match="stop a@2.service ended with 1: no bus"):
+        deploy(machine, fewer)
+    assert plan(machine, fewer).undeclared == ["a@2.service"]
+
+
 def test_another_jobs_units_are_reported_without_a_warning(machine):
     deploy(machine, read({"name": "b"}))
     found = plan(machine, read())
