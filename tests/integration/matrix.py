@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from tests.integration.cases import Case, steps
-from tests.support.container import Container
+from tests.support.container import SUITE, Container
 
 PRELUDE = """
 systemctl() {  # a question is asked again while systemd re-executes itself, which one of the cases makes it do
@@ -207,12 +207,12 @@ until_ok session_armed
         clean_up(container, case)
 
 
-def run_all(cases: list[Case], name: str = "lpt-matrix", prepare: str = "") -> Iterator[Outcome]:
+def run_all(cases: list[Case], name: str = "lpt-matrix", prepare: str = "", suite: str = SUITE) -> Iterator[Outcome]:
     """Run the cases in one container, AT_ONCE at a time; yields in the order of ``cases``.
 
-    ``prepare`` is a shell text for the machine itself, run before anything else.
+    ``prepare`` is a shell text for the machine itself, run before anything else; ``suite`` its Debian release.
     """
-    with Container(name) as container, ThreadPoolExecutor(AT_ONCE) as pool:
+    with Container(name, suite=suite) as container, ThreadPoolExecutor(AT_ONCE) as pool:
         container.shell(prepare)
         deliver(container, cases)
         yield from pool.map(lambda case: run(container, case), cases)

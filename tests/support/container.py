@@ -27,6 +27,9 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("LAUNCHPROOF_TEST_CACHE") or REPO / ".cache" / "tests")
+# Debian releases, and what their init is told so that it uses the control groups that the machine has: bullseye's systemd
+# (247) would mount a hierarchy without controllers over hybrid ones; bookworm's (252) and trixie's (257) would not.
+SUITES = {"bookworm": "", "bullseye": "systemd.unified_cgroup_hierarchy=0", "trixie": ""}
 SUITE = "bookworm"
 PACKAGES = "systemd-sysv,dbus,python3,openssh-server,openssh-sftp-server,procps,iproute2,tmux,logrotate"
 TOOLS = ("lxc-start", "lxc-attach", "lxc-stop", "mmdebstrap", "ip")
@@ -40,7 +43,7 @@ lxc.arch = amd64
 lxc.uts.name = {name}
 lxc.rootfs.path = overlayfs:{lower}:{upper}
 lxc.apparmor.profile = unconfined
-lxc.init.cmd = /sbin/init
+lxc.init.cmd = /sbin/init {init}
 lxc.tty.max = 0
 lxc.console.path = none
 lxc.mount.auto = proc:mixed sys:mixed cgroup:mixed
@@ -65,19 +68,19 @@ def _locked(path: Path):
         yield
 
 
-def template() -> Path:
-    """The folder of the shared root file system; built when it is missing.
+def template(suite: str = SUITE) -> Path:
+    """The folder of the shared root file system of a release; built when it is missing.
 
     Its name holds a hash of the suite and the packages, so that a change of either builds a new one.
     """
-    key = hashlib.sha256(f"{SUITE} {PACKAGES}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{suite} {PACKAGES}".encode()).hexdigest()[:12]
     rootfs = CACHE / f"rootfs-{key}"
     with _locked(CACHE / "template.lock"):
         if not rootfs.exists():
             partial = rootfs.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             argv = ["mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", "--include=" + PACKAGES]
-            subprocess.run([*argv, SUITE, str(partial)], check=True, stdin=subprocess.DEVNULL)
+            subprocess.run([*argv, suite, str(partial)], check=True, stdin=subprocess.DEVNULL)
             for name in ("etc/machine-id", "var/lib/dbus/machine-id", "etc/fstab"):
                 (partial / name).unlink(missing_ok=True)
             for name in ("etc/machine-id", "etc/fstab"):
@@ -106,9 +109,12 @@ def _bridge_down_when_unused() -> None:
 class Container:
     """One running container. Use it as a context manager; it is gone afterwards, whatever happened inside."""
 
-    def __init__(self, name: str, address: str = ""):
-        """``name`` is unique on this machine; ``address`` an IPv4 address in 198.18.10.0/24, derived when empty."""
-        self.name = name
+    def __init__(self, name: str, address: str = "", suite: str = SUITE):
+        """``name`` is unique on this machine; ``address`` an IPv4 address in 198.18.10.0/24, derived when empty.
+
+        ``suite`` is the Debian release inside, one of SUITES.
+        """
+        self.name, self.suite = name, suite
         self.address = address or f"198.18.10.{10 + int(hashlib.sha256(name.encode()).hexdigest(), 16) % 240}"
         self.home = CACHE / "lxc"
         self.folder = self.home / name
@@ -128,7 +134,7 @@ class Container:
         ``hold=False`` leaves it without the lock, for use by hand.
         """
         self.home.mkdir(parents=True, exist_ok=True)
-        lower = template()
+        lower = template(self.suite)
         self._lock = open(self.home / f"{self.name}.lock", "w")  # noqa: SIM115 - held until down()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +145,7 @@ class Container:
         (upper / "etc").mkdir(parents=True)
         (upper / "etc" / "hostname").write_text(self.name + "\n")
         (upper / "etc" / "hosts").write_text(f"127.0.0.1 localhost {self.name}\n")
-        values = {"name": self.name, "lower": lower, "upper": upper, "bridge": BRIDGE}
+        values = {"name": self.name, "lower": lower, "upper": upper, "bridge": BRIDGE, "init": SUITES[self.suite]}
         values.update(address=self.address, gateway=GATEWAY)
         (self.folder / "config").write_text(CONFIG.format(**values))
         _bridge_up()
