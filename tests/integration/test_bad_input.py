@@ -55,7 +55,7 @@ CASES = {
     ),
     "shards that do not fit the GPUs": (
         lambda: {"extraction_shards": 3, "extraction_gpus": ["0", "1"], "launchproof_gpus": ["0", "1"]},
-        ["extraction", "3", "2"],
+        ["extraction@3.service", "already taken by extraction@1.service"],
     ),
     "missing secret": (
         lambda: {"extraction_s3_secret_key": ""},

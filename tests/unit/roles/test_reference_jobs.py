@@ -22,7 +22,7 @@ S3 = {
 
 
 def declared(*roles, **variables):
-    loader, known = DataLoader(), {"role_path": str(Path("roles/job").resolve())}
+    loader, known = DataLoader(), {"role_path": str(Path("roles/job").resolve()), "inventory_hostname": "trainer"}
     for role in ROLES:
         known.update(loader.load_from_file(f"roles/{role}/defaults/main.yml", trusted_as_template=True))
     template = "{{ [" + ", ".join(f"{role}_job" for role in roles) + "] }}"
@@ -93,12 +93,24 @@ def test_s3_without_keys_is_an_error():
     assert len(errors) == 1 and "(extraction).secrets.AWS_SECRET_ACCESS_KEY: the secret is empty" in errors[0]
 
 
-def test_gpus_are_dealt_to_the_shards():
+def test_each_shard_has_a_gpu():
     (job,) = read("extraction", extraction_gpus=["GPU-a", "GPU-b"])
     assert [unit.gpus for unit in job.units] == [("GPU-a",), ("GPU-b",)]
     assert all(unit.extra[-2:] == ("--gpu", "0") for unit in job.units)
-    _jobs, errors = spec.validate(declared("extraction", extraction_gpus=["GPU-a", "GPU-b"], extraction_shards=4))
-    assert len(errors) == 1 and "4 instances do not fit 2 GPUs (GPU-a, GPU-b)" in errors[0]
+    _jobs, errors = spec.validate(declared("extraction", extraction_gpus=["GPU-a", "GPU-b"], extraction_shards=3))
+    assert len(errors) == 1 and "extraction@3.service: GPU-a is already taken by extraction@1.service" in errors[0]
+
+
+def test_shards_of_one_declaration_are_spread_over_hosts():
+    fleet = {"extraction_hosts": {"trainer": ["GPU-a"], "other": ["GPU-b"], "third": ["GPU-c"]}, "extraction_shards": 3}
+    (job,) = read("extraction", **fleet)
+    assert [(unit.name, unit.gpus) for unit in job.units] == [("extraction@1.service", ("GPU-a",))]
+    assert job.units[0].argv[-6:-2] == ("--shard", "1", "--num-shards", "3")
+    (job,) = read("extraction", **fleet, extraction_lost_hosts=["other"])
+    assert [unit.name for unit in job.units] == ["extraction@1.service", "extraction@3.service"]
+    assert job.dropped_instances == "remove"
+    (job,) = read("extraction", **fleet, inventory_hostname="other", extraction_lost_hosts=["other"])
+    assert job.units == ()
 
 
 @pytest.mark.parametrize(
