@@ -62,6 +62,18 @@ class Nvml:
             self._library.nvmlErrorString.restype = ctypes.c_char_p
             raise NvmlError("%s: %s" % (name, self._library.nvmlErrorString(code).decode()))
 
+    def driver(self) -> str:
+        """Version of the driver, the same in the kernel and in the library: NVML does not start where they differ."""
+        text = ctypes.create_string_buffer(96)
+        self._call("nvmlSystemGetDriverVersion", text, len(text))
+        return text.value.decode()
+
+    def minor(self, uuid: str) -> int:
+        """Number of a device's node, N of /dev/nvidiaN."""
+        number = ctypes.c_uint()
+        self._call("nvmlDeviceGetMinorNumber", self.devices[uuid], ctypes.byref(number))
+        return number.value
+
     def used(self, uuid: str) -> int:
         """Memory in use on a device, bytes, foreign processes included."""
         memory = _Memory()
