@@ -27,6 +27,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
     collect,
     decide,
     facts,
+    gpus,
     launcher,
     ledger,
     prover,
@@ -45,14 +46,15 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources i
     events,
     gpu,
     logfile,
+    nvml,
     objects,
     process,
     systemd,
 )
 
 MODULES = (
-    adhoc, cli, collect, decide, facts, launcher, ledger, prover, redact, render, scan, session, setup_codes, spec, table, view, watch,
-    cgroup, events, gpu, logfile, objects, process, systemd,
+    adhoc, cli, collect, decide, facts, gpus, launcher, ledger, prover, redact, render, scan, session, setup_codes, spec, table, view, watch,
+    cgroup, events, gpu, logfile, nvml, objects, process, systemd,
     sys.modules[__name__],
 )  # fmt: skip
 PACKAGE = __name__.rpartition(".")[0]

@@ -15,7 +15,14 @@ import socket
 import sys
 from typing import TextIO
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof import adhoc, ledger, prover, render, session
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
+    adhoc,
+    gpus,
+    ledger,
+    prover,
+    render,
+    session,
+)
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.decide import decide
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Baseline, Facts, Verdict, known
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
@@ -306,6 +313,17 @@ def parser() -> argparse.ArgumentParser:
     new.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof; the command itself goes on")
     new.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     new.set_defaults(function=run)
+    cards = commands.add_parser("gpus", help="every GPU of this machine and who uses it, containers included")
+    cards.add_argument("--json", action="store_true", help="the same as JSON")
+    cards.add_argument("--self-test", action="store_true", help="make a CUDA context to see whose pids NVML lists here")
+    cards.add_argument(
+        "--publish", metavar="CONTAINER",
+        help="on a node: keep what concerns a container readable in it, for level proved_from_node",
+    )  # fmt: skip
+    cards.add_argument(
+        "--seconds", type=float, metavar="S", help="end publishing after so long (default: with the container)"
+    )
+    cards.set_defaults(function=gpus.main)
     stay = commands.add_parser("watch", help="prove without an end: print each change until it is stopped")
     stay.add_argument("units", nargs="*", metavar="UNIT", help="default: every job delivered to this machine")
     stay.add_argument("--json", action="store_true", help="one JSON row a line")

@@ -113,7 +113,7 @@ class UnitWatch:
         self.need_show = self.dirty = True
         self.shown_at = 0.0  # CLOCK_BOOTTIME of what is known of the unit
         self.look_at = 0.0  # CLOCK_BOOTTIME of the next look at a unit in transition
-        self.verdict = self.wait = None
+        self.verdict = self.wait = self.seen = None  # the last answer, and the facts that gave it
         self.wrong_processes = self.unexpanded = ()  # of diagnose
         self.instances_found = ()
         self.gpu_source = self.objects_source = self.last_log = None
@@ -610,7 +610,8 @@ class UnitWatch:
             while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW:
                 self._samples.popleft()
         if self.gpu_source:
-            self.gpu_source.sample(self._processes if isinstance(self._processes, tuple) else ())
+            seen = self._processes if isinstance(self._processes, tuple) else ()
+            self.gpu_source.sample(seen, tuple(filter(self._is_older, seen)))
         for scanner in self._scanners.values():
             scanner.settle(now)
         self.dirty = True
@@ -819,7 +820,8 @@ class UnitWatch:
 
     def decide(self, now: float):
         """Ask for the verdict, keep it or what is waited for, and return it."""
-        answer = decide(self.baseline, self.facts(now), self.spec, now)
+        self.seen = self.facts(now)
+        answer = decide(self.baseline, self.seen, self.spec, now)
         if isinstance(answer, Verdict):
             self.verdict, self.wait = answer, None
         else:

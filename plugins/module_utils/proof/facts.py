@@ -15,7 +15,7 @@ because nothing asked for it (``NOT_READ``), and one that could not be read (``U
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
@@ -309,10 +309,16 @@ class Gpu:
     # UUIDs declared, and those on which the unit's processes were found.
     declared: tuple[str, ...] = ()
     found: tuple[str, ...] = ()
-    # Memory of the unit's processes per UUID, bytes.
+    # Memory of the unit's processes per UUID, bytes; at level consistent, by how much the memory in use there rose.
     memory: Mapping[str, int] = field(default_factory=dict)
     # Utilisation over the last window, percent; to tell gpu_spinning from gpu_idle.
     utilisation: float | Unknown = NOT_READ
+    # Whose pids NVML lists to this observer: same, translated, host, unknown.
+    pids: str = "unknown"
+    # What is wrong, in words, the most telling first; () where the level is enough.
+    why: tuple[str, ...] = ()
+    # Who else has memory of the declared GPUs, in words.
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -442,3 +448,33 @@ class Wait:
     missing: tuple[str, ...] = ()
     # Codes that hold but may not speak yet (annotations: silent, uninterruptible …).
     noticed: tuple[str, ...] = ()
+
+
+_TYPE = "__type__"
+
+
+def as_data(value: Any) -> Any:
+    """Return a baseline or facts as plain data, for JSON: ``from_data`` makes equal ones of it."""
+    if is_dataclass(value):
+        return {_TYPE: type(value).__name__, **{item.name: as_data(getattr(value, item.name)) for item in fields(value)}}
+    if isinstance(value, Mapping):
+        return {key: as_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_data(item) for item in value]
+    return value
+
+
+def from_data(data: Any) -> Any:
+    """Return what ``as_data`` was given, lists as tuples."""
+    if isinstance(data, list):
+        return tuple(map(from_data, data))
+    if not isinstance(data, dict):
+        return data
+    found = {key: from_data(item) for key, item in data.items() if key != _TYPE}
+    return _TYPES[data[_TYPE]](**found) if _TYPE in data else found
+
+
+_TYPES = {kind.__name__: kind for kind in (
+    Unknown, Baseline, UnitState, StartAnswer, Exit, Process, Match, Progress, Log, LogPlace, Activity, Gpu, Objects, Heartbeat,
+    Facts,
+)}  # fmt: skip

@@ -704,7 +704,8 @@ def gpu_not_engaged(v: View) -> Finding | None:
         "context_without_memory": f"its memory there is below {v.spec.gpu.memory_floor} bytes: look for a fall-back to the CPU",
         "wrong_gpu": f"it runs on {', '.join(gpu.found)}: set CUDA_VISIBLE_DEVICES to the UUIDs",
     }
-    remedy = f"{v.unit} does not use {', '.join(gpu.declared) or 'a GPU'}: {fixes.get(detail, detail)}"
+    cause = "; ".join((*gpu.why[:1], *gpu.others[:1], fixes.get(detail, detail)))
+    remedy = f"{v.unit} does not use {', '.join(gpu.declared) or 'a GPU'}: {cause}"
     evidence = {
         "detail": detail,
         "level": gpu.level,
@@ -712,6 +713,9 @@ def gpu_not_engaged(v: View) -> Finding | None:
         "declared": list(gpu.declared),
         "found": list(gpu.found),
         "memory": dict(gpu.memory),
+        "why": list(gpu.why),
+        "others": list(gpu.others),
+        "pids": gpu.pids,
     }
     return Finding("gpu_not_engaged", v.began + v.spec.gpu_within, remedy, evidence)
 
@@ -796,6 +800,8 @@ def proved(v: View) -> Finding | None:
         **v.progress_evidence(),
         "gpu": gpu.level if gpu else "not_applicable",
     }
+    if gpu:
+        evidence.update(gpus=dict(gpu.memory), gpu_pids=gpu.pids)
     if v.spec.objects:
         evidence["new_objects"] = v.new_objects
     return Finding("ok_progressing" if v.spec.progress else "ok_started", v.stable_at, "", evidence)

@@ -251,22 +251,31 @@ def test_a_folder_grows(loop, tmp_path):
 # --- GPUs
 
 
+CUDA = gpu.Opened(frozenset({"nvidia0", "nvidiactl", "nvidia-uvm"}), True)
+MEASURES = gpu.Opened(frozenset({"nvidia0", "nvidiactl"}), False)  # as nvidia-smi does, and telemetry
+NOTHING = gpu.Opened(frozenset(), False)
+
+
 @pytest.mark.parametrize(
-    ("memory", "rose", "device", "library", "answer"),
+    ("memory", "from_node", "rose", "held", "answer"),
     [
-        ({"A": 9, "B": 9}, (), True, True, ("proved", "")),
-        ({"A": 9}, (), True, True, ("none", "wrong_gpu")),
-        ({"A": 9, "C": 9}, (), True, True, ("none", "wrong_gpu")),
-        ({"A": 9, "B": 1}, (), True, True, ("none", "context_without_memory")),
-        ({}, ("A", "B"), True, True, ("consistent", "")),
-        ({}, ("A",), True, True, ("none", "wrong_gpu")),
-        ({}, (), True, True, ("none", "opened_only")),
-        ({}, ("A", "B"), True, False, ("none", "opened_only")),
-        ({}, ("A", "B"), False, False, ("none", "no_device")),
+        ({"A": 9, "B": 9}, False, (), CUDA, ("proved", "")),
+        ({"A": 9, "B": 9}, True, (), CUDA, ("proved_from_node", "")),
+        ({"A": 9}, False, (), CUDA, ("none", "wrong_gpu")),
+        ({"A": 9, "C": 9}, False, (), CUDA, ("none", "wrong_gpu")),
+        ({"A": 9, "B": 9, "C": 9}, False, (), CUDA, ("none", "wrong_gpu")),
+        ({"A": 9, "B": 1}, False, (), CUDA, ("none", "context_without_memory")),
+        ({"A": None, "B": None}, False, ("A", "B"), CUDA, ("consistent", "")),
+        ({"A": None, "B": None}, False, ("A",), CUDA, ("none", "context_without_memory")),
+        ({}, False, ("A", "B"), CUDA, ("consistent", "")),
+        ({}, False, ("A",), CUDA, ("none", "wrong_gpu")),
+        ({}, False, (), CUDA, ("none", "opened_only")),
+        ({}, False, ("A", "B"), MEASURES, ("none", "no_device")),
+        ({}, False, ("A", "B"), NOTHING, ("none", "no_device")),
     ],
 )
-def test_the_ladder(memory, rose, device, library, answer):
-    assert gpu.judge(("A", "B"), memory, rose, device, library, 5) == answer
+def test_the_ladder(memory, from_node, rose, held, answer):
+    assert gpu.judge(("A", "B"), memory, from_node, rose, held, 5) == answer
 
 
 @pytest.mark.parametrize(
