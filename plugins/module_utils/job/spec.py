@@ -13,7 +13,7 @@ import difflib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -177,7 +177,8 @@ def validate(declared: Any, gpus: Any = (), controller: bool = False) -> tuple[l
 
     Args:
         declared: the value of ``launchproof_jobs``.
-        gpus: GPUs of the host by UUID or index (``launchproof_gpus``); empty: not checked.
+        gpus: GPUs of the host by UUID or index (``launchproof_gpus``), empty: not checked; an index of a job
+            becomes the UUID at that place.
         controller: also look at ``code.src`` and ``lock``, which are paths of the controller.
 
     Returns:
@@ -194,6 +195,7 @@ def validate(declared: Any, gpus: Any = (), controller: bool = False) -> tuple[l
         job = reader.job()
         if job is not None:
             jobs.append(job)
+    jobs = [_with_uuids(job, host_gpus) for job in jobs]
     _check_names(jobs, errors)
     _check_code(jobs, errors)
     _check_gpus(jobs, host_gpus, errors)
@@ -656,6 +658,16 @@ def _check_code(jobs: list[Job], errors: list[str]) -> None:
                 f"code.dest of job {job.name}: {job.code.dest} is also where job {other} puts other code "
                 f"({code.src}). Give each its own dest."
             )
+
+
+def _with_uuids(job: Job, host_gpus: tuple[str, ...]) -> Job:
+    """The job with each index of a GPU as the UUID at that place, where the host's are known by UUID."""
+
+    def named(gpu: str) -> str:
+        return host_gpus[int(gpu)] if gpu.isdigit() and gpu not in host_gpus and int(gpu) < len(host_gpus) else gpu
+
+    units = (replace(unit, gpus=unit.gpus and tuple(map(named, unit.gpus))) for unit in job.units)
+    return replace(job, units=tuple(units))
 
 
 def _check_gpus(jobs: list[Job], host_gpus: tuple[str, ...], errors: list[str]) -> None:

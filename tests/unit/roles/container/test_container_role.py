@@ -15,6 +15,8 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.pve import opti
 ROLE = Path(__file__).parents[4] / "roles" / "container"
 SPECS = yaml.safe_load((ROLE / "meta" / "argument_specs.yml").read_text())["argument_specs"]
 ROLE_OPTIONS = SPECS["main"]["options"]
+# What the role makes devices of before the module sees it.
+ROLE_OPTIONS["launchproof_container"]["options"].pop("gpus")
 DEFAULTS = yaml.safe_load((ROLE / "defaults" / "main.yml").read_text())
 DOCUMENTED = {
     **yaml.safe_load(ModuleDocFragment.DOCUMENTATION)["options"],

@@ -178,6 +178,13 @@ def test_gpus_of_the_host():
     ]
 
 
+def test_an_index_is_the_uuid_at_that_place_where_the_hosts_are_known_by_uuid():
+    jobs = read(job(gpus=[1, "GPU-a"]), job(name="b"), gpus=["GPU-a", "GPU-b"])
+    assert [unit.gpus for one in jobs for unit in one.units] == [("GPU-b", "GPU-a"), None]
+    assert "7 is not in launchproof_gpus (GPU-a)" in errors_of(job(gpus=[7]), gpus=["GPU-a"])[0]
+    assert "GPU-a is already taken by a.service" in errors_of(job(gpus=[0]), job(name="b", gpus=["GPU-a"]), gpus=["GPU-a"])[0]
+
+
 def test_shared_gpus_must_be_shared_by_both():
     shared, alone = job(gpus=[0], gpus_exclusive=False), job(name="b", gpus=[0])
     assert errors_of(shared, alone) != []
