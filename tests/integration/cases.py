@@ -22,6 +22,7 @@ Modes:
 - ``start``: the prover is armed and starts the unit itself.
 - ``prove``: the prover is armed and expects a start that somebody else makes (``during``).
 - ``observe``: what runs already is looked at.
+- ``diagnose``: ``launchproof diagnose`` is asked about the unit, with ``arguments``.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Case:
     log: str = ""  # the declared log, where it is neither the run's own nor the foreign style's default
     proof: dict = field(default_factory=dict)
     launcher: dict = field(default_factory=dict)
+    arguments: str = ""  # of launchproof diagnose, as a shell text
     timeout: float = 25  # s, hard end of the proof
     nested: str = ""  # the cause that crash_loop must nest
     evidence: tuple[str, ...] = ()  # texts that must be in the evidence or the remedy
@@ -172,6 +174,11 @@ bash -c "$(cat $DIR/launch)"; echo $? > $DIR/rc""",
     Case("old-run-lives", "previous_run_alive", "the launcher's start is a no-op: the run before still runs",
          mode="prove", before="systemctl start $UNIT", during="systemctl start $UNIT",
          proof={"deadlines": {"start": 2}}, fact="systemctl is-active $UNIT"),
+    Case("look-finds-itself", "wrong_process", "a check by pgrep -f finds nothing but the shell that asks", mode="diagnose",
+         arguments="--pattern case-train.py", fact='[ "$(prop ActiveState)" = inactive ]', evidence=("bash -c",)),
+    Case("look-prints-its-glob", "glob_unexpanded", "a look at the shards' logs prints its own pattern", mode="diagnose",
+         before="ls /var/log/cases/gone_gpu*.log > $DIR/printed 2>&1 || true", arguments="--launcher-output $DIR/printed",
+         fact='[ "$(prop ActiveState)" = inactive ]', evidence=("gone_gpu*.log",)),
     # --- crash loops -----------------------------------------------------------------------------------------------
     Case("loop-exit-1", "crash_loop", "exit 1 at once with Restart=always", bash("echo starting; exit 1"),
          service="Restart=always\nRestartSec=200ms\nStartLimitBurst=100", unit="StartLimitIntervalSec=0",
@@ -540,8 +547,8 @@ for part in range(99):
         for i in range(5):
             log.write(f"ev=step step={part * 5 + i}\\n"); time.sleep(0.2)"""),
          log="/var/log/cases/h-symlink-swap-app.log", before="rm -f $LOG*", proof={"progress": STEP, "process": {"stable_for": 3}}, fact="[ -s $LOG.1 ]"),
-    Case("h-simple", "ok_progressing", "Type=simple, and a shell between systemd and the worker",
-         bash("python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps', service="Type=simple",
+    Case("h-wrapped", "ok_progressing", "a shell between systemd and the worker",
+         bash("python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps',
          proof={"progress": STEP}, fact="grep -q step=2 $LOG"),
     Case("h-pre-command", "ok_progressing", "commands before and after the start print into the log too",
          service="ExecStartPre=/bin/echo preparing\nExecStartPost=/bin/echo started", proof={"progress": STEP},

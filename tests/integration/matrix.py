@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import shlex
@@ -71,7 +72,7 @@ def unit_text(case: Case) -> str:
     style = {"job": JOB_SERVICE, "foreign": FOREIGN_SERVICE, "journal": JOURNAL_SERVICE}[case.style]
     lines = [
         "[Unit]", f"Description={case.induced_by}", case.unit,
-        "[Service]", "Type=exec", f"ExecStart={case.exec_start.format(name=case.name)}",
+        "[Service]", f"Type={'simple' if case.style == 'job' else 'exec'}", f"ExecStart={case.exec_start.format(name=case.name)}",
         "Environment=PYTHONUNBUFFERED=1", style.format(out=out).strip(), case.service,
     ]  # fmt: skip
     for name, value in {**environment(case), **case.env}.items():
@@ -131,6 +132,7 @@ class Outcome:
     row: dict = field(default_factory=dict)  # the whole row
     faulty: str = ""  # why the case itself is broken: its fact did not hold, or a shell text failed
     said: str = ""  # what the prover printed besides
+    decision: dict = field(default_factory=dict)  # what decided: a line of the session's decisions.jsonl
 
     def as_row(self) -> dict:
         """The row of artifacts/matrix.json; ms is from the start (or the baseline) to the verdict."""
@@ -167,6 +169,27 @@ def clean_up(container: Container, case: Case) -> None:
     shell(container, case, f"{case.after}\nsystemctl stop $UNIT; systemctl reset-failed $UNIT", check=False)
 
 
+def command(case: Case) -> list[str]:
+    """The command line that judges the case."""
+    if case.mode == "diagnose":
+        # In a shell, as people type it: its command line holds the pattern too.
+        words = f"launchproof diagnose --json --timeout {case.timeout} {case.unit_name} {case.arguments}; exit $?"
+        return ["bash", "-c", words.replace("$DIR", f"/opt/cases/{case.name}")]
+    argv = ["launchproof", "prove", "--json", "--quiet", "--state", STATES[case.mode], case.unit_name]
+    return [*argv, "--proof", f"/opt/cases/{case.name}/proof.json", "--timeout", str(case.timeout)]
+
+
+def last_decision(container: Container, case: Case) -> dict:
+    """What the newest verdict on the case's unit was decided by; {} where none was kept."""
+    found = {}
+    for path in sorted(container.path(SESSIONS).glob("*/decisions.jsonl")):
+        with contextlib.suppress(FileNotFoundError):  # old sessions are pruned
+            for line in path.read_text().splitlines():
+                if f'"{case.unit_name}"' in line and (decision := json.loads(line))["unit"] == case.unit_name:
+                    found = decision
+    return found
+
+
 def run(container: Container, case: Case) -> Outcome:
     """Induce one case and return what the prover made of it."""
     try:
@@ -181,14 +204,13 @@ session_armed() {{
 until_ok session_armed
 """
             during = armed + case.during
-        argv = ["launchproof", "prove", "--json", "--quiet", "--state", STATES[case.mode], case.unit_name]
-        argv += ["--proof", f"/opt/cases/{case.name}/proof.json", "--timeout", str(case.timeout)]
         with ThreadPoolExecutor(1) as beside:
             doing = beside.submit(shell, container, case, during, check=False)
-            proved = container.run(*argv, check=False, timeout=case.timeout + 20)
+            proved = container.run(*command(case), check=False, timeout=case.timeout + 20)
             acted = doing.result()
         try:
-            (row,) = json.loads(proved.stdout)["jobs"]
+            row = json.loads(proved.stdout)
+            (row,) = row.get("jobs", [row])
         except (ValueError, KeyError):
             return Outcome(case, None, said=proved.stdout + proved.stderr)
         fact = shell(container, case, case.fact, check=False)
@@ -200,7 +222,7 @@ until_ok session_armed
             faulty = f"its fact does not hold: {case.fact}\n{fact.stdout}{fact.stderr}{state.stdout}"
         if acted.stderr.startswith("never: "):
             faulty += f"\nduring: {acted.stderr}"
-        return Outcome(case, row["code"], row, faulty, proved.stderr)
+        return Outcome(case, row["code"], row, faulty, proved.stderr, last_decision(container, case))
     except (RuntimeError, OSError, ValueError) as error:
         return Outcome(case, None, faulty=str(error))
     finally:

@@ -3,8 +3,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The fault matrix: every case of ``cases.py`` for real in one container, and what the prover called it.
 
-``python -m pytest tests/integration/test_matrix.py`` runs them all, several at a time, and writes artifacts/matrix.json;
-``-k NAME`` runs some and writes nothing.
+``python -m pytest tests/integration/test_matrix.py`` runs them all, several at a time, and writes artifacts/matrix.json and
+artifacts/matrix-decisions.jsonl, what each was decided by; ``-k NAME`` runs some and writes nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table imp
 from tests.integration.cases import CASES
 from tests.integration.matrix import run_all
 from tests.support.container import REPO, Container
+from tests.support.replay import code, needed_by, replay
 
 pytestmark = pytest.mark.container
-# Codes of the table that no case here induces, and where they are induced instead.
-ELSEWHERE = {
-    "wrong_process": "diagnose of a foreign machine, by pattern: test_incidents.py",
-    "glob_unexpanded": "diagnose of a foreign machine, by what was printed: test_incidents.py",
-}
+ARTIFACTS = REPO / "artifacts"
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +31,11 @@ def outcomes(request):
     chosen = [case for case in CASES if case.name in names]
     found = {outcome.case.name: outcome for outcome in run_all(chosen)}
     if len(chosen) == len(CASES):
-        path = REPO / "artifacts" / "matrix.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps([outcome.as_row() for outcome in found.values()], indent=1) + "\n")
+        ARTIFACTS.mkdir(exist_ok=True)
+        rows = [outcome.as_row() for outcome in found.values()]
+        (ARTIFACTS / "matrix.json").write_text(json.dumps(rows, indent=1) + "\n")
+        decisions = [{"case": name, **outcome.decision} for name, outcome in found.items()]
+        (ARTIFACTS / "matrix-decisions.jsonl").write_text("".join(json.dumps(item) + "\n" for item in decisions))
     return found
 
 
@@ -63,8 +62,21 @@ def test_case(outcomes, case):
 
 def test_every_code_of_the_table_is_induced_and_names_are_unique():
     codes = {code for row in TABLE for code in row.codes}
-    assert codes - set(ELSEWHERE) == {case.expected for case in CASES}
+    assert codes == {case.expected for case in CASES}
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_every_row_of_the_table_is_needed_by_a_case(outcomes, capsys):
+    """Each case is decided again from what it was decided by, with each row of the table deleted in turn."""
+    if len(outcomes) < len(CASES):
+        pytest.skip("only the whole matrix can tell")
+    decisions = [(name, outcome.decision) for name, outcome in outcomes.items()]
+    again = {name: code(replay(decision)) for name, decision in decisions}
+    assert again == {name: outcome.got for name, outcome in outcomes.items()}
+    needed = needed_by(decisions)
+    with capsys.disabled():
+        print(f"\n{sum(map(bool, needed.values()))} of {len(needed)} rows of the table are needed by a case of the matrix")
+    assert [row for row, names in needed.items() if not names] == []
 
 
 # The cases that the journal could help with, and a few of each other kind.

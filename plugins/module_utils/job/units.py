@@ -92,7 +92,9 @@ def sections(job: Job) -> Sections:
     if job.templated:
         unit["PartOf"] = (f"{job.name}.target",)
     service: dict[str, tuple[str, ...]] = {
-        "Type": ("notify" if job.notify else "exec",),
+        # Not exec: where a program ends at once and an ExecStopPost= follows, it sends pid 1 of systemd 247 into an endless
+        # loop (tried). What it would tell, the proof tells.
+        "Type": ("notify" if job.notify else "simple",),
         "User": (job.user,),
         "ExecStartPre": (f"+{PROGRAM} begin-run %n",),
         "ExecStart": (exec_line(job.command),),

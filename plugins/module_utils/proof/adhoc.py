@@ -30,7 +30,7 @@ Description=launchproof run {name}
 StartLimitIntervalSec=0
 
 [Service]
-Type=exec
+Type=simple
 User={user}
 WorkingDirectory={directory}
 ExecStartPre=+{program} begin-run %n

@@ -23,6 +23,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts imp
     UnitState,
     Unknown,
     Verdict,
+    as_data,
     known,
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
@@ -311,6 +312,7 @@ class Prover:
             row = self.redactors[item.unit].data(self._row(item, answer))
             self.rows[item.unit] = row
             self.emit("verdict", item.unit, clean=True, row=row)
+            self._record(item, answer)
             self._write_run(item, row)
             item.close()
             return
@@ -337,6 +339,20 @@ class Prover:
             "line": log.tail[-1] if log and log.tail else "",
             "progress": log.progress.last if log and log.progress else None,
         }
+
+    def _record(self, item: UnitWatch, verdict: Verdict) -> None:
+        """Keep what decided, as a line of decisions.jsonl: a verdict that somebody doubts can be decided again, elsewhere."""
+        record = {
+            "unit": item.unit,
+            "code": verdict.code,
+            "now": verdict.at,
+            "baseline": as_data(item.baseline),
+            "facts": as_data(item.seen),
+            "spec": item.spec.as_dict(),
+        }
+        line = json.dumps(self.redactors[item.unit].data(record), ensure_ascii=False)
+        with open(os.path.join(self.folder, "decisions.jsonl"), "a", encoding="utf-8") as handle:
+            handle.write(line + "\n")
 
     def _row(self, item: UnitWatch, verdict: Verdict) -> dict:
         row = render.row(verdict)

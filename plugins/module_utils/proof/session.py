@@ -6,8 +6,8 @@
 
 A session is a folder. C(request.json) says what to prove, C(armed) that the prover holds the locks, C(baseline.json) how
 things were before the start and that it was ordered, C(events.jsonl) and C(status.json) how it goes, C(verdict.json) how
-it ended. The prover is a transient unit of its own, so it outlives whoever asked; it holds C(lock) while it lives, so
-that a killed prover is seen and replaced.
+it ended, C(decisions.jsonl) what each verdict was decided by. The prover is a transient unit of its own, so it outlives
+whoever asked; it holds C(lock) while it lives, so that a killed prover is seen and replaced.
 """
 
 from __future__ import annotations

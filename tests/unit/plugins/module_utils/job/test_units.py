@@ -92,7 +92,7 @@ def lines(job, section="Service"):
 def test_unit_of_a_plain_job():
     service = lines(read())
     for line in (
-        "Type=exec",
+        "Type=simple",
         "User=dflash",
         "ExecStartPre=+/usr/local/bin/launchproof begin-run %n",
         'ExecStart=:"/bin/true"',
