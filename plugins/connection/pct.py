@@ -14,7 +14,8 @@ description:
   - One remote execution a task. What C(pct exec) checks for half a second before each command is one look at the
     container's state in the same execution.
   - Tells apart whether the node cannot be reached, the container is missing, stopped or frozen, the connection was
-    cut, or the command failed or was killed. All but the last two make the host unreachable.
+    cut, or the command failed or was killed. All but the last two make the host unreachable, so that
+    M(ansible.builtin.wait_for_connection) waits for a container that starts late.
 extends_documentation_fragment:
   - ansible.builtin.connection_pipelining
   - dflash.launchproof.ssh_options
@@ -58,17 +59,30 @@ options:
   reconnection_retries:
     description:
       - How often a connection that failed is tried again.
-      - A command that had begun in the container is never repeated.
-    default: 3
+      - Only what may pass is tried again, such as a node that turns connections away because too many are made at
+        once. A refused port or a wrong key is told at once, and a command that had begun in the container is never
+        repeated.
+    default: 5
 notes:
+  - Containers of one node share ssh connections to it, eight sessions on each and no more connections than that takes,
+    since sshd allows ten sessions on one (C(MaxSessions)) and refuses connections that are made all at once
+    (C(MaxStartups)). The first is the one that P(ansible.builtin.ssh#connection) uses for the node. This needs
+    C(ControlMaster=auto) and C(ControlPersist), as O(ssh_args) has by default, and neither O(control_path) nor a
+    C(ControlPath) in the arguments.
   - Files travel through the same execution as a stream, are checked by length, and replace their target in one rename.
+  - With a password for the node instead of a key, files need these shared connections.
   - A command is one argument on its way and thus limited to 128 KiB. Pipelined modules travel on standard input and
     are not.
   - The environment of the node does not reach the container. There it is PATH, HOME of root, LANG C.UTF-8.
 """
 
+import contextlib
+import fcntl
+import itertools
+import os
 import secrets
 import shlex
+import socket
 import stat
 import subprocess
 import time
@@ -79,9 +93,15 @@ from ansible.module_utils.common.text.converters import to_bytes, to_text
 from ansible.plugins.connection.ssh import AnsibleControlPersistBrokenPipeError
 from ansible.plugins.connection.ssh import Connection as SshConnection
 from ansible.utils.display import Display
+from ansible.utils.path import makedirs_safe, unfrackpath
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve import attach
 
 display = Display()
+
+# Of the ten that sshd allows on one connection, unless its MaxSessions says otherwise: plain ssh and pvesh come as well.
+SESSIONS = 8
+# Byte of the file of places that is locked while connection 0 is made; those of the places themselves lie below.
+OPENING = 1 << 20
 
 
 class Connection(SshConnection):
@@ -89,6 +109,7 @@ class Connection(SshConnection):
 
     transport = "dflash.launchproof.pct"
     has_pipelining = True
+    _shared = 0  # which of the shared connections to the node the next execution takes
 
     def exec_command(self, cmd, in_data=None, sudoable=True):
         """Run ``cmd`` in the container: (exit code, stdout, stderr), as every connection plugin does."""
@@ -108,8 +129,8 @@ class Connection(SshConnection):
     def put_file(self, in_path, out_path):
         """Copy a file of any size into the container; the target is replaced in one rename, once it is complete."""
         source = Path(to_text(in_path))
-        if not source.exists():
-            raise AnsibleFileNotFound(f"file or module does not exist: {in_path}")
+        if not source.is_file():
+            raise AnsibleFileNotFound(f"{in_path} is not a file on this machine")
         size, mode = source.stat().st_size, stat.S_IMODE(source.stat().st_mode)
         display.vvv(f"PUT {in_path} TO {out_path}", host=self._name())
 
@@ -142,8 +163,15 @@ class Connection(SshConnection):
             partial.unlink(missing_ok=True)
 
     def reset(self):
-        """Drop the shared ssh connection to the node, if there is one."""
-        if self.get_option("pct_transport") == "ssh":
+        """Drop the shared ssh connections to the node, if there are any; what runs over them goes on."""
+        if self.get_option("pct_transport") == "local":
+            return
+        self._shared = 0
+        super().reset()
+        while self._shares():
+            self._shared += 1
+            if not os.path.exists(self._socket()):
+                break
             super().reset()
 
     def _name(self) -> str:
@@ -171,7 +199,8 @@ class Connection(SshConnection):
                 lxc_path=self.get_option("lxc_path"),
             )
             try:
-                outcome = attach.read(nonce, *run(self._command_line(script)))
+                with self._place() as refused:
+                    outcome = attach.read(nonce, *(refused or run(self._command_line(script))))
             except AnsibleControlPersistBrokenPipeError as error:
                 # The shared connection had gone before anything was sent.
                 outcome = attach.Outcome(255, b"", to_bytes(str(error)), "node_unreachable")
@@ -185,6 +214,67 @@ class Connection(SshConnection):
             time.sleep(pause)
         raise AssertionError("the last attempt returns or raises")
 
+    @contextlib.contextmanager
+    def _place(self):
+        """Hold one of the places on the shared connections, the first that is free, and have its connection up.
+
+        Yields (rc, stdout, stderr) of ssh where that connection cannot be made, else None. Places are locks of bytes in
+        a file beside the connections' sockets, so those of a process that was killed are free at once.
+        """
+        self.host = self._node()
+        if self.get_option("pct_transport") == "local" or not self._shares():
+            yield None
+            return
+        makedirs_safe(self._sockets(), 0o700)
+        self._shared = 0
+        with open(f"{self._socket()}.places", "ab") as places:
+            free = (place for place in itertools.count() if _lock(places, place))
+            self._shared = next(free) // SESSIONS
+            yield self._open(places)
+
+    def _open(self, places):
+        """Have this place's connection up; (rc, stdout, stderr) where it cannot be made, else None.
+
+        One process makes it and the others wait, so that forty tasks do not ask the node for forty connections. Who has
+        waited in vain tries the connection with its own command: an answer that is long in coming is not waited for in turn.
+        """
+        if self._is_up():
+            return None
+        byte = OPENING + self._shared
+        if not _lock(places, byte):
+            fcntl.lockf(places, fcntl.LOCK_EX, 1, byte)
+            fcntl.lockf(places, fcntl.LOCK_UN, 1, byte)
+            return None
+        try:
+            if self._is_up():
+                return None
+            command = self._build_command(self.get_option("ssh_executable"), "ssh", "-f", "-N", self.host)
+            done = self._bare_run(command, None, sudoable=False, checkrc=False)
+            return done if done[0] else None
+        finally:
+            fcntl.lockf(places, fcntl.LOCK_UN, 1, byte)
+
+    def _is_up(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as client:
+            return client.connect_ex(self._socket()) == 0
+
+    def _shares(self) -> bool:
+        """Whether connections to the node are shared, under names that Ansible gives them."""
+        given = " ".join(self.get_option(name) or "" for name in ("ssh_args", "ssh_common_args", "ssh_extra_args")).lower()
+        named = self.get_option("control_path") or "controlpath" in given
+        return "controlmaster=auto" in given and "controlpersist=" in given.replace("controlpersist=no", "") and not named
+
+    def _sockets(self) -> str:
+        return unfrackpath(self.get_option("control_path_dir"))
+
+    def _socket(self) -> str:
+        path = self._create_control_path(self._node(), self.get_option("port"), self.get_option("remote_user"))
+        return path % {"directory": self._sockets()}
+
+    def _create_control_path(self, host, port, user, connection=None, pid=None):
+        """The parent's names; the first connection is thus shared with ansible.builtin.ssh to the node."""
+        return super()._create_control_path(host, port, user, connection or self._shared or None, pid)
+
     def _command_line(self, script: str) -> list[bytes]:
         if len(to_bytes(script)) >= attach.ARGUMENT_LIMIT:
             raise AnsibleError(
@@ -195,15 +285,27 @@ class Connection(SshConnection):
         if self.get_option("pct_transport") == "local":
             # The parent looks for become's prompts only in a command line that names its ssh executable: here as $0.
             return [b"/bin/sh", b"-c", to_bytes(script), to_bytes(executable)]
-        self.host = self._node()
         return self._build_command(executable, "ssh", self.host, f"/bin/sh -c {shlex.quote(script)}")
 
     def _stream(self, command: list[bytes], data=None, stdin=None, stdout=subprocess.PIPE):
         """Run a command line with ``data``, or a file, as stdin: nothing of a file passes through this process's memory.
 
-        With a password instead of a key for the node this relies on the shared connection that the first command of a
-        task has opened.
+        With a password for the node, the shared connection is up and asks for it no more.
         """
+        if self.sshpass_pipe:
+            for end in self.sshpass_pipe:
+                os.close(end)
+            self.sshpass_pipe = None
+            command = command[command.index(to_bytes(self.get_option("ssh_executable"))) :]
         source = {"input": data} if data is not None else {"stdin": stdin or subprocess.DEVNULL}
         done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False, **source)
         return done.returncode, done.stdout or b"", done.stderr
+
+
+def _lock(stream, byte: int) -> bool:
+    """Lock one byte of an open file, without waiting; whether it was free."""
+    try:
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except OSError:
+        return False
+    return True

@@ -57,7 +57,8 @@ class Outcome:
 
 # sshd turns connections away above MaxStartups and sessions above MaxSessions; a shared connection may just be ending.
 _PASSING = re.compile(
-    rb"kex_exchange_identification|Connection (closed|reset|timed out)|[Bb]roken pipe|mux_client|Session open refused"
+    rb"kex_exchange_identification|Connection (closed|reset)|timed out during banner exchange|[Bb]roken pipe"
+    rb"|mux_client|Session open refused"
 )
 
 _WORDS = {
@@ -155,8 +156,9 @@ def receive(path: str, size: int, mode: int) -> str:
     target = shlex.quote(path)
     return (
         f"t={target}; [ ! -d \"$t\" ] || {{ echo 'the target is a folder' >&2; exit 65; }}; "
-        'n=$(mktemp "$t.XXXXXXXX") || exit 1; '
-        f'if cat > "$n" && [ "$(wc -c < "$n")" -eq {size} ] && chmod {mode:o} "$n" && mv -f "$n" "$t"; '
+        # Beside the target, for a rename; under a name of its own, for the target's may have the longest length there is.
+        'case $t in */*) d=${t%/*};; *) d=.;; esac; n=$(mktemp "$d/.launchproof.XXXXXXXX") || exit 1; '
+        f'if cat > "$n" && [ "$(wc -c < "$n")" -eq {size} ] && chmod {mode:o} "$n" && mv -f -- "$n" "$t"; '
         "then exit 0; fi; "
         f"echo 'not all of {size} bytes arrived, or they could not be stored' >&2; rm -f \"$n\"; exit 1"
     )
