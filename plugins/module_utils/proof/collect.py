@@ -199,8 +199,7 @@ class UnitWatch:
         elif self.log_path:
             self._open_log(self.log_path, known(self.baseline.log))
         self.apply(self.state, self.properties, now)
-        if self.gpu_source and isinstance(self._processes, tuple):
-            self.gpu_source.sample(self._processes)
+        self._sample_gpu()
 
     def _adopt(self, state: UnitState, now: float) -> None:
         """Take the run that is there, or the last one of the ledger, as the run under test."""
@@ -557,6 +556,9 @@ class UnitWatch:
         # The counter goes with the group, and the certificate is written before that: one of them is there.
         self._read_oom()
         self._read_certificate(end.invocation_id or None)
+        if self.gpu_source:  # what a worker that outlives the main process still holds
+            self._refresh_processes(end.at)
+            self._sample_gpu()
 
     def _note_exec(self, state: UnitState) -> None:
         if self.exec_seen or not state.main_pid:
@@ -609,12 +611,15 @@ class UnitWatch:
             self._samples.append((now, cpu, io))
             while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW:
                 self._samples.popleft()
-        if self.gpu_source:
-            seen = self._processes if isinstance(self._processes, tuple) else ()
-            self.gpu_source.sample(seen, tuple(filter(self._is_older, seen)))
+        self._sample_gpu()
         for scanner in self._scanners.values():
             scanner.settle(now)
         self.dirty = True
+
+    def _sample_gpu(self) -> None:
+        if self.gpu_source:
+            seen = self._processes if isinstance(self._processes, tuple) else ()
+            self.gpu_source.sample(seen, tuple(filter(self._is_older, seen)))
 
     def _activity(self):
         if len(self._samples) < 2:

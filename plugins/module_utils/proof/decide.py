@@ -39,7 +39,7 @@ def decide(baseline: Baseline, facts: Facts, spec: Spec, now: float, table: Sequ
         at=now,
         seconds=round(max(0.0, now - baseline.taken_at), 3),
         remedy=finding.remedy,
-        evidence={**finding.evidence, **view.telemetry_evidence()},
+        evidence={**finding.evidence, **view.telemetry_evidence(), **view.gpu_evidence()},
         also_observed=tuple(dict.fromkeys(also)),
         run_id=facts.run_id,
         host=facts.host,

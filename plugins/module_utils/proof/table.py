@@ -714,7 +714,6 @@ def gpu_not_engaged(v: View) -> Finding | None:
         "found": list(gpu.found),
         "memory": dict(gpu.memory),
         "why": list(gpu.why),
-        "others": list(gpu.others),
         "pids": gpu.pids,
     }
     return Finding("gpu_not_engaged", v.began + v.spec.gpu_within, remedy, evidence)

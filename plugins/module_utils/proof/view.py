@@ -492,6 +492,17 @@ class View:
         beat = known(self.facts.heartbeat)
         return {"telemetry": beat.telemetry} if beat and beat.telemetry else {}
 
+    def gpu_evidence(self) -> dict[str, Any]:
+        """Memory of the declared GPUs that is in somebody else's hands, or left behind by a run that has ended."""
+        gpu = known(self.facts.gpu)
+        if gpu is None:
+            return {}
+        left = dict(gpu.memory) if self.exit is not None and gpu.level != "consistent" else {}
+        return {
+            **({"gpu_still_held": left} if left else {}),
+            **({"gpu_others": list(gpu.others)} if gpu.others else {}),
+        }
+
     @property
     def busy(self) -> bool:
         """Whether CPU or I/O advanced in the last window by more than starting and sleeping take, or it waits for a CPU."""
