@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +61,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 def application(latest, every: int):
     """The four routes over ``latest()``, which returns the newest Status."""
-    from common import page
+    from monitoring import metrics, page
     from starlette.applications import Starlette
     from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
     from starlette.routing import Route
 
     headers = {
         "Cache-Control": "no-store",
-        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+        "Content-Security-Policy": page.policy(),
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
@@ -86,17 +85,20 @@ def application(latest, every: int):
             "\n".join(reasons or ["ok"]) + "\n", status_code=503 if reasons else 200, headers=headers
         )
 
-    def metrics(_request):
-        return PlainTextResponse(page.metrics(latest()), media_type="text/plain; version=0.0.4", headers=headers)
+    def metrics_(_request):
+        return PlainTextResponse(metrics.metrics(latest()), media_type="text/plain; version=0.0.4", headers=headers)
 
-    routes = [Route("/", front), Route("/api/status", status), Route("/healthz", healthz), Route("/metrics", metrics)]
+    routes = [Route("/", front), Route("/api/status", status), Route("/healthz", healthz), Route("/metrics", metrics_)]
     return Starlette(routes=routes)
 
 
 def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
-    """Scan and serve until stopped; returns the fields of the exit line."""
+    """Look and serve until stopped; returns the fields of the exit line."""
     import uvicorn
-    from common import status, store
+    from common import store
+    from monitoring.judge import Limits
+    from monitoring.look import Watcher
+    from monitoring.objects import S3Watch
 
     class Server(uvicorn.Server):
         # The job listens to SIGTERM itself.
@@ -114,13 +116,18 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     sock = bind(*args.listen)
     if args.check:
         return {"reason": "check"}
-    since = time.time()
-    newest: list[status.Status] = []
+    s3 = S3Watch(place, args.run_id, args.every, args.stale_after) if place else None
+    watcher = Watcher(args.runs, args.local_dir, s3, args.run_id, Limits(args.stale_after, args.no_growth, args.every))
 
-    def look() -> status.Status:
-        return status.scan(args.runs, args.local_dir, place, args.run_id, since, (args.stale_after, args.no_growth))
+    def list_s3() -> None:
+        while not job.stopping.wait(s3.look()):
+            pass
 
-    newest.append(look())
+    if s3:
+        job.spawn("s3", list_s3)
+        # Nothing is known before the first answer; a page a moment later is better than one that says so.
+        s3.answered.wait(args.every)
+    newest = [watcher.look()]
     server = Server(
         uvicorn.Config(application(lambda: newest[-1], args.every), log_config=None, access_log=False, lifespan="off")
     )
@@ -133,17 +140,17 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     host, port = sock.getsockname()[:2]
     job.event("listen", address=f"{host}:{port}")
 
-    def rescan() -> None:
+    def look() -> None:
         number = 1
         while True:
             current = newest[-1]
             job.step(number, force_line=True, healthy=int(not current.unhealthy), units=len(current.units))
             if job.stopping.wait(args.every):
                 return
-            newest[:] = [look()]
+            newest[:] = [watcher.look()]
             number += 1
 
-    job.spawn("scan", rescan)
+    job.spawn("look", look)
     server.run(sockets=[sock])
     job.check()
     return {"reason": "sigterm"}
