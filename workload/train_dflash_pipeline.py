@@ -4,29 +4,21 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Train a DFlash drafter on hidden states that target threads compute online; everything in one process.
 
-Target threads fill a bucketed queue, drafter threads drain it.  With several drafters each has a replica; their
-gradients are averaged on the first, which steps and hands its weights back.
+Target threads fill a bucketed queue, drafter threads drain it; --source s3 fills it from extraction's committed batches
+instead.  With several drafters each has a replica; their gradients are averaged on the first, which steps and hands its
+weights back.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import itertools
-import json
 import os
-import random
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from common import runtime
+from common import metrics, runtime
 from common.runtime import Fatal, Job, whole
-
-METRICS = ("jsonl", "textfile", "wandb")
-TARGET_ENDS_WITHIN_S = 30
 
 
 def numbers(text: str) -> list[int]:
@@ -37,13 +29,10 @@ def numbers(text: str) -> list[int]:
     return values
 
 
-def metric_names(text: str) -> list[str]:
-    """An argparse type: some of jsonl, textfile, wandb."""
-    names = [part for part in text.split(",") if part]
-    for name in names:
-        if name not in METRICS:
-            raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(METRICS)}")
-    return names
+def places(text: str) -> list[int | None]:
+    """An argparse type: GPUs like ``0,1``, or ``cpu`` once for each thread there (None)."""
+    parts = text.split(",")
+    return [None] * len(parts) if set(parts) == {"cpu"} else list(numbers(text))
 
 
 def bucket_edges(text: str) -> list[int] | None:
@@ -66,14 +55,35 @@ def parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--mask-token-id", type=whole(0), help="token that stands for a masked one; unset: the tokenizer's"
     )
+    data.add_argument(
+        "--source",
+        choices=("online", "s3"),
+        default="online",
+        help="hidden states: computed by target threads, or read from what extraction committed",
+    )
+    data.add_argument("--s3-uri", help="for --source s3: extraction's s3://BUCKET/PREFIX")
+    data.add_argument("--s3-endpoint", help="URL of an S3 server other than AWS's")
+    data.add_argument("--run-id", default="reference", help="for --source s3: extraction's run id")
+    data.add_argument(
+        "--max-consecutive-errors", type=whole(1), default=8, help="failed reads from S3 in a row before exit 75"
+    )
     place = p.add_argument_group("devices")
     place.add_argument(
-        "--target-gpus", type=numbers, help="indexes among the visible GPUs, one thread each; unset: CPU"
+        "--target-gpus", type=places, default="cpu", help="indexes among the visible GPUs, or cpu; one thread each"
     )
     place.add_argument(
-        "--drafter-gpus", type=numbers, help="indexes among the visible GPUs, one thread each; unset: CPU"
+        "--drafter-gpus", type=places, default="cpu", help="indexes among the visible GPUs, or cpu; one thread each"
     )
     place.add_argument("--threads", type=whole(1), default=1, help="torch threads of one operation on the CPU")
+    place.add_argument(
+        "--attn", choices=("sdpa", "flex"), help="the drafter's attention; unset: flex on GPUs, sdpa on the CPU"
+    )
+    place.add_argument(
+        "--fx-threadlocal",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="make torch.fx's tracing flag count for one thread; auto: where several threads compile",
+    )
     queue = p.add_argument_group("hidden-state queue")
     queue.add_argument(
         "--min-ready", type=whole(1), default=30, help="items that must be there before a batch is drawn"
@@ -99,81 +109,59 @@ def parser() -> argparse.ArgumentParser:
     keep.add_argument("--ckpt-keep", type=whole(1), default=3, help="newest checkpoints to keep")
     keep.add_argument("--resume", default="auto", help="auto, never, or the folder of one checkpoint")
     keep.add_argument(
-        "--metrics", type=metric_names, default="jsonl", help="any of jsonl,textfile,wandb (wandb: offline)"
+        "--metrics", type=metrics.sinks, default="jsonl", help="any of jsonl,textfile,wandb (wandb: offline)"
     )
     return p
 
 
-class Metrics:
-    """Where numbers of a logged step go besides the log."""
-
-    def __init__(self, names: list[str], folder: Path):
-        self._jsonl = open(folder / "metrics.jsonl", "a", buffering=1) if "jsonl" in names else None  # noqa: SIM115
-        self._textfile = folder / "metrics.prom" if "textfile" in names else None
-        self._wandb = None
-        if "wandb" in names:
-            os.environ["WANDB_MODE"] = "offline"
-            try:
-                import wandb
-            except ImportError as error:
-                raise Fatal(
-                    runtime.CONFIGURATION, "wandb", f"--metrics wandb: {error}. Install it or drop it."
-                ) from None
-            self._wandb = wandb.init(project="dflash", dir=str(folder))
-
-    def write(self, step: int, values: dict[str, float]) -> None:
-        """One record of numbers."""
-        if self._jsonl:
-            self._jsonl.write(json.dumps({"time": round(time.time(), 3), "step": step, **values}) + "\n")
-        if self._textfile:
-            # node_exporter's textfile collector reads whole files, hence the rename.
-            lines = [f"dflash_training_{name} {value:.9g}\n" for name, value in {"step": step, **values}.items()]
-            runtime.write_atomic(self._textfile, "".join(lines).encode())
-        if self._wandb:
-            self._wandb.log(values, step=step)
-
-
-def endless(samples: list, seed: int, thread: int, threads: int) -> Iterator[Any]:
-    """This thread's part of every epoch, each epoch in another order that all threads agree on."""
-    for epoch in itertools.count():
-        order = list(samples)
-        random.Random(f"{seed}:{epoch}").shuffle(order)
-        yield from order[thread::threads]
-
-
 def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """Load, resume, train; returns the fields of the exit line."""
-    if args.min_ready > args.max_depth:
-        raise Fatal(runtime.USAGE, "usage", f"--min-ready {args.min_ready} is above --max-depth {args.max_depth}.")
-    args.profile_every = profile_interval()
+    check_arguments(args)
     # Imported late: the first line and the arguments must not wait for torch.
     import torch
+    from common import attention, files, fx_guard, sources
+    from common import store as stores
     from common import target as targets
     from common.telemetry import Telemetry
 
     torch.set_num_threads(args.threads)
+    torch.set_float32_matmul_precision("high")
+    files.check_folder(args.ckpt_dir)
     job.telemetry = Telemetry(job.warn)
-    devices = {
-        "target": [targets.device_of(gpu) for gpu in args.target_gpus or [None]],
-        "drafter": [targets.device_of(gpu) for gpu in args.drafter_gpus or [None]],
-    }
-    loaded, samples, data_sha = targets.load(
-        args.target, args.data, args.max_length, args.layers, args.draft_layers, (args.target_gpus or [None])[0]
-    )
-    # A block needs a token before its anchor, the anchor, and one to predict.
-    usable = [sample for sample in samples if len(sample.tokens) >= 3]
-    if not usable:
-        raise Fatal(runtime.BAD_DATA, "bad_data", f"--data {args.data}: no sample has three tokens.")
-    mask_id = loaded.tokenizer.mask_token_id if args.mask_token_id is None else args.mask_token_id
-    if mask_id is None or mask_id >= loaded.model.config.vocab_size:
+    args.targets = [targets.device_of(gpu) for gpu in args.target_gpus]
+    args.drafters = [targets.device_of(gpu) for gpu in args.drafter_gpus]
+    on_cpu = [device for device in args.drafters if device.type == "cpu"]
+    args.attn = args.attn or ("sdpa" if on_cpu else "flex")
+    if args.attn == "flex" and on_cpu:
         raise Fatal(
             runtime.CONFIGURATION,
-            "mask_token",
-            f"mask token {mask_id}: pass --mask-token-id, a token below {loaded.model.config.vocab_size} "
-            "that no text has.",
+            "attn",
+            "--attn flex: torch has no backward pass of flex attention on the CPU. Pass sdpa, or --drafter-gpus.",
         )
+    store = None
+    if args.source == "s3":
+        store = stores.S3Store(args.s3_uri, args.s3_endpoint)
+        store.preflight()
+    loaded, samples, data_sha = targets.load(
+        args.target, args.data, args.max_length, args.layers, args.draft_layers, args.targets[0]
+    )
+    committed = sources.Committed(store, args.run_id, loaded.identity(data_sha, args.max_length)) if store else None
+    # A block needs a token before its anchor, the anchor, and one to predict.
+    usable = [sample for sample in samples if len(sample.tokens) >= 3]
+    if committed:
+        there = set(committed.samples())
+        usable = [sample for sample in usable if sample.id in there]
+    if not usable:
+        raise Fatal(runtime.BAD_DATA, "bad_data", f"--data {args.data}: no sample has three tokens.")
+    mask_id = loaded.mask_token(args.mask_token_id)
     if args.check:
         return {"reason": "check", "samples": len(usable)}
+    # Before anything is compiled: torch looks the flag's readers up when it wraps a function.
+    args.fx_guard = fx_guard.wanted(args.fx_threadlocal, len(args.drafters) if args.attn == "flex" else 0)
+    if args.fx_guard:
+        fx_guard.install()
+    if args.attn == "flex":
+        attention.allow_flex()
     identity = {
         "model": loaded.fingerprint,
         "layers": list(loaded.layers),
@@ -181,27 +169,41 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         "block_size": args.block_size,
         "mask_token_id": mask_id,
     }
-    with runtime.exclusive(args.ckpt_dir):
-        return train(job, args, loaded, usable, mask_id, identity, devices)
+    with files.exclusive(args.ckpt_dir):
+        return train(job, args, loaded, usable, mask_id, identity, committed)
 
 
-def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[str, Any], devices) -> dict[str, Any]:
+def check_arguments(args: argparse.Namespace) -> None:
+    """What argparse cannot say; raises Fatal."""
+    if args.min_ready > args.max_depth:
+        raise Fatal(runtime.USAGE, "usage", f"--min-ready {args.min_ready} is above --max-depth {args.max_depth}.")
+    if args.source == "s3" and not args.s3_uri:
+        raise Fatal(runtime.USAGE, "usage", "--source s3 needs --s3-uri, which extraction was given.")
+    if args.source == "online" and args.s3_uri:
+        raise Fatal(runtime.USAGE, "usage", f"--s3-uri {args.s3_uri} is read with --source s3 alone.")
+    interval = os.environ.get("DFLASH_PROFILE_INTERVAL", "0")
+    if not interval.isdecimal():
+        raise Fatal(runtime.CONFIGURATION, "profile", f"DFLASH_PROFILE_INTERVAL={interval}: give a number of steps.")
+    args.profile_every = int(interval)
+
+
+def train(
+    job: Job, args, loaded, samples: list, mask_id: int, identity: dict[str, Any], committed=None
+) -> dict[str, Any]:
     """Run steps until --max-steps or a stop request; a checkpoint is written either way."""
     import torch
-    from common import checkpoint, drafter
+    from common import checkpoint, sources
+    from common.attention import FirstCalls
     from common.bucket_queue import BucketQueue, Closed, quartile_edges
-    from common.target import replicate
+    from common.handoff import Retry
+    from common.profile import Profile
+    from common.replicas import Replicas
+    from common.store import errors
 
-    first, *others = devices["drafter"]
-    torch.manual_seed(args.seed)
-    model = drafter.build(loaded, args.block_size, mask_id).to(first, torch.float32)
-    replicas = [
-        model,
-        *(drafter.build(loaded, args.block_size, mask_id).to(device, torch.float32) for device in others),
-    ]
-    heads = [drafter.SharedHead(loaded, device) for device in devices["drafter"]]
+    first_calls = FirstCalls(lambda **fields: job.event("compiled", **fields)) if args.attn == "flex" else None
+    replicas = Replicas(loaded, args.drafters, args.anchors, args.block_size, mask_id, args.seed, first_calls)
+    model = replicas.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    schedule = (lambda step: min(1.0, (step + 1) / args.warmup_steps)) if args.warmup_steps else (lambda step: 1.0)
     step = 0
     found = checkpoint.find(args.ckpt_dir, args.resume)
     if found:
@@ -212,6 +214,11 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
         checkpoint=found,
         samples=len(samples),
         parameters=sum(p.numel() for p in model.parameters()),
+        source=args.source,
+        attn=args.attn,
+        fx_threadlocal="on" if args.fx_guard else "off",
+        targets="/".join(map(str, args.targets)),
+        drafters="/".join(map(str, args.drafters)),
     )
     if args.max_steps and step >= args.max_steps:
         job.ready()
@@ -219,40 +226,24 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
 
     # From the step number: a resumed run neither repeats the first epoch's order nor needs the sampler's state on disk.
     seed = args.seed + step
+    replicas.begin(seed)
     lengths = [len(sample.tokens) for sample in samples]
     edges = args.bucket_edges or quartile_edges(lengths)
-    threads = len(devices["target"])
-    queue: BucketQueue = BucketQueue(lengths, edges, args.min_ready, args.max_depth, producers=threads, seed=seed)
+    producers = 1 if committed else len(args.targets)
+    queue: BucketQueue = BucketQueue(lengths, edges, args.min_ready, args.max_depth, producers, seed)
     job.on_stop(queue.close)
     job.on_failure(queue.close)
+    if committed:
+        retry = Retry(job, args.max_consecutive_errors, errors())
+        bodies = [committed.producer(retry, seed, {sample.id for sample in samples}, queue)]
+    else:
+        bodies = sources.computing(loaded, args.targets, samples, seed, args.target_batch, queue)
 
-    def produce(thread: int) -> None:
-        source = endless(samples, seed, thread, threads)
-        mine = replicate(loaded, devices["target"][thread])
-        try:
-            while True:
-                batch = list(itertools.islice(source, args.target_batch))
-                for sample, features in zip(batch, mine.hidden_states(batch), strict=True):
-                    queue.put(drafter.Item(sample, features), len(sample.tokens))
-        except Closed:
-            pass
-
-    generators = [torch.Generator().manual_seed(seed * 1000 + n) for n in range(len(replicas))]
-
-    def gradient(n: int) -> tuple[float, int]:
-        """Forward and backward of replica ``n`` on its own micro-batch: loss, context tokens."""
-        items = queue.get(args.micro_batch)
-        blocks = drafter.make_blocks(items, args.anchors, args.block_size, mask_id, generators[n])
-        value = drafter.loss(replicas[n], heads[n], blocks.to(devices["drafter"][n]))
-        value.backward()
-        return value.item(), blocks.context_tokens
-
-    metrics = Metrics(args.metrics, args.ckpt_dir)
-    profile_every = args.profile_every
+    numbers_to = metrics.Metrics(args.metrics, args.ckpt_dir)
+    profile = Profile(args.profile_every, queue, [*args.targets, *args.drafters])
     saved = step
     window: list[float] = []
     tokens, window_began = 0, time.monotonic()
-    profile_began, profile_waited = time.monotonic(), 0.0
 
     def save() -> None:
         nonlocal saved
@@ -261,118 +252,45 @@ def train(job: Job, args, loaded, samples: list, mask_id: int, identity: dict[st
         saved = step
         job.event("checkpoint", step=step, path=path, took_s=time.monotonic() - began)
 
-    drafters = ThreadPoolExecutor(max_workers=len(replicas), thread_name_prefix="drafter")
     job.loaded()
-    with producing(job, queue, threads, produce), drafters as pool:
+    with sources.producing(job, queue, bodies), replicas:
         while not job.stopping.is_set() and not (args.max_steps and step >= args.max_steps):
+            rate = args.lr * min(1.0, (step + 1) / max(args.warmup_steps, 1))
             for group in optimizer.param_groups:
-                group["lr"] = args.lr * schedule(step)
+                group["lr"] = rate
             try:
-                results = list(pool.map(gradient, range(len(replicas))))
+                loss, count = replicas.gradients(lambda: queue.get(args.micro_batch))
             except Closed:
                 job.check()
                 break
-            average(replicas)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            share(replicas)
+            replicas.share()
             step += 1
-            window.append(sum(value for value, _tokens in results) / len(results))
-            tokens += sum(count for _value, count in results)
+            window.append(loss)
+            tokens += count
             job.check()
             depths = queue.depths()
             now = time.monotonic()
-            mean, rate = sum(window) / len(window), tokens / max(now - window_began, 1e-9)
+            mean, tok_s = sum(window) / len(window), tokens / max(now - window_began, 1e-9)
             if job.step(
                 step,
                 force_line=step == args.max_steps,
                 loss=round(mean, 4),
-                tok_s=round(rate),
+                tok_s=round(tok_s),
                 q_depth=sum(depths),
                 q_buckets="/".join(map(str, depths)),
             ):
-                values = {
-                    "loss": mean,
-                    "tokens_per_second": rate,
-                    "queue_depth": sum(depths),
-                    "lr": args.lr * schedule(step - 1),
-                }
-                values |= {"put_wait_seconds": queue.counters.put_wait_s, "get_wait_seconds": queue.counters.get_wait_s}
-                metrics.write(step, values)
+                numbers_to.write(step, {"loss": mean, "tokens_per_second": tok_s, "lr": rate, **queue.health()})
                 window, tokens, window_began = [], 0, now
-            if profile_every and step % profile_every == 0:
-                job.event(
-                    "profile", **profile(torch, queue, profile_every, now - profile_began, profile_waited, devices)
-                )
-                profile_began, profile_waited = now, queue.counters.get_wait_s
+            if snapshot := profile.after(step, now):
+                job.event("profile", **snapshot)
             if step % args.ckpt_every == 0:
                 save()
     if step != saved:
         save()
-    if args.max_steps and step >= args.max_steps:
-        return {"reason": "done", "step": step}
-    return {"reason": "sigterm", "step": step}
-
-
-@contextlib.contextmanager
-def producing(job: Job, queue, count: int, produce: Callable[[int], None]) -> Iterator[None]:
-    """Run ``count`` target threads during the block; then close the queue and wait for them.
-
-    A thread that is inside torch when the interpreter ends aborts the process.
-    """
-    threads = [job.spawn(f"target-{n}", lambda n=n: produce(n)) for n in range(count)]
-    try:
-        yield
-    finally:
-        queue.close()
-        for thread in threads:
-            thread.join(TARGET_ENDS_WITHIN_S)
-
-
-def profile_interval() -> int:
-    """Steps between two profile lines, from DFLASH_PROFILE_INTERVAL; 0: none."""
-    text = os.environ.get("DFLASH_PROFILE_INTERVAL", "0")
-    if not text.isdecimal():
-        raise Fatal(runtime.CONFIGURATION, "profile", f"DFLASH_PROFILE_INTERVAL={text}: give a number of steps.")
-    return int(text)
-
-
-def average(replicas: list) -> None:
-    """Mean of all replicas' gradients, left on the first; the others' are cleared."""
-    first, *others = replicas
-    for parameters in zip(*(replica.parameters() for replica in replicas), strict=True):
-        for other in parameters[1:]:
-            parameters[0].grad += other.grad.to(parameters[0].device)
-        parameters[0].grad /= len(replicas)
-    for other in others:
-        other.zero_grad()
-
-
-def share(replicas: list) -> None:
-    """The first replica's weights to all others."""
-    import torch
-
-    with torch.no_grad():
-        for parameters in zip(*(replica.parameters() for replica in replicas), strict=True):
-            for other in parameters[1:]:
-                other.copy_(parameters[0])
-
-
-def profile(torch, queue, steps: int, elapsed: float, waited: float, devices: dict[str, list]) -> dict[str, Any]:
-    """A snapshot: where the time of the last ``steps`` steps went, queue health, allocator statistics (MiB)."""
-    fields: dict[str, Any] = {
-        "step_ms": 1000 * elapsed / steps,
-        "wait_ms": 1000 * (queue.counters.get_wait_s - waited) / steps,
-        "put_wait_s": queue.counters.put_wait_s,
-        "drawn": "/".join(map(str, queue.counters.drawn)),
-        "caps": "/".join(map(str, queue.caps)),
-    }
-    for device in dict.fromkeys([*devices["target"], *devices["drafter"]]):
-        if device.type == "cuda":
-            fields[f"alloc_mib_{device.index}"] = torch.cuda.memory_allocated(device) >> 20
-            fields[f"reserved_mib_{device.index}"] = torch.cuda.memory_reserved(device) >> 20
-    return fields
+    return {"reason": "done" if args.max_steps and step >= args.max_steps else "sigterm", "step": step}
 
 
 if __name__ == "__main__":

@@ -70,6 +70,17 @@ class BucketQueue(Generic[Item]):
         """Items in each bucket now."""
         return [len(bucket) for bucket in self._buckets]
 
+    def health(self) -> dict[str, float | list[int]]:
+        """Numbers for metrics: depth in all and by bucket, what was drawn, and the seconds waited on both sides."""
+        depths, counters = self.depths(), self.counters
+        return {
+            "queue_depth": sum(depths),
+            "bucket_depth": depths,
+            "bucket_drawn": list(counters.drawn),
+            "put_wait_seconds": counters.put_wait_s,
+            "get_wait_seconds": counters.get_wait_s,
+        }
+
     def put(self, item: Item, length: int) -> None:
         """Append, waiting for room; raises Closed."""
         bucket = self.bucket(length)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from dflash.model import DFlashDraftModel
 from torch.nn import functional
 from transformers import Qwen3Config
 
+from common import attention
 from common.data import Sample
 from common.target import Target
 
@@ -36,58 +37,63 @@ class Blocks:
     tokens: torch.Tensor  # [n, m · b] with masks
     labels: torch.Tensor  # [n, m · b], -100 where nothing is predicted
     position_ids: torch.Tensor  # [n, t + m · b]
-    visible: torch.Tensor  # [n, 1, m · b, t + m · b] bool
+    starts: torch.Tensor  # [n, m], the anchors
     context_tokens: int
 
     def to(self, device: torch.device) -> Blocks:
         """The same on ``device``."""
-        moved = {
-            name: getattr(self, name).to(device) for name in ("features", "tokens", "labels", "position_ids", "visible")
-        }
-        return Blocks(**moved, context_tokens=self.context_tokens)
+        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        return replace(self, **moved)
 
 
-def make_blocks(items: list[Item], anchors: int, block_size: int, mask_id: int, generator: torch.Generator) -> Blocks:
-    """Draw ``anchors`` blocks from each sample; a sample needs at least three tokens."""
-    width = max(len(item.sample.tokens) for item in items)
+def make_blocks(
+    items: list[Item], anchors: int, block_size: int, mask_id: int, generator: torch.Generator, multiple: int = 1
+) -> Blocks:
+    """Draw ``anchors`` blocks from each sample; a sample needs at least three tokens.
+
+    The features are padded to a ``multiple`` of tokens.
+    """
+    width = -(-max(len(item.sample.tokens) for item in items) // multiple) * multiple
     count, size = len(items), anchors * block_size
     features = items[0].features.new_zeros(count, width, items[0].features.shape[-1], dtype=torch.float32)
     tokens = torch.full((count, size), mask_id)
     labels = torch.full((count, size), -100)
     positions = torch.zeros(count, width + size, dtype=torch.long)
     positions[:, :width] = torch.arange(width)
-    start = torch.zeros(count, anchors, dtype=torch.long)
+    starts = torch.zeros(count, anchors, dtype=torch.long)
     for row, item in enumerate(items):
         length = len(item.sample.tokens)
         text = torch.tensor(item.sample.tokens)
         features[row, :length] = item.features
         # At least one token of context before the anchor, and one to predict behind it.
-        start[row] = torch.randint(1, length - 1, (anchors,), generator=generator)
-        for block, anchor in enumerate(start[row].tolist()):
+        starts[row] = torch.randint(1, length - 1, (anchors,), generator=generator)
+        for block, anchor in enumerate(starts[row].tolist()):
             at, end = block * block_size, min(anchor + block_size, length)
             tokens[row, at] = text[anchor]
             labels[row, at + 1 : at + end - anchor] = text[anchor + 1 : end]
             positions[row, width + at : width + at + block_size] = torch.arange(anchor, anchor + block_size)
-    block_of = torch.arange(size) // block_size
-    sees_context = torch.arange(width)[None, None, :] < start[:, block_of][:, :, None]
-    sees_block = (block_of[:, None] == block_of[None, :]).expand(count, size, size)
-    visible = torch.cat([sees_context, sees_block], dim=-1)[:, None]
-    return Blocks(features, tokens, labels, positions, visible, sum(len(item.sample.tokens) for item in items))
+    return Blocks(features, tokens, labels, positions, starts, sum(len(item.sample.tokens) for item in items))
 
 
 def build(target: Target, block_size: int, mask_id: int) -> DFlashDraftModel:
     """A drafter with as many layers as the target gives features, its shape taken from the target's."""
-    source = target.model.config
+    source = target.model.config.get_text_config()
+
+    def of_target(name: str, default):
+        # Qwen3's names; other families lack some of them, or leave them unset.
+        return getattr(source, name, None) or default
+
+    heads = source.num_attention_heads
     config = Qwen3Config(
         vocab_size=source.vocab_size,
         hidden_size=source.hidden_size,
-        intermediate_size=source.intermediate_size,
+        intermediate_size=of_target("intermediate_size", 4 * source.hidden_size),
         num_hidden_layers=len(target.layers),
-        num_attention_heads=source.num_attention_heads,
-        num_key_value_heads=source.num_key_value_heads,
-        head_dim=getattr(source, "head_dim", None) or source.hidden_size // source.num_attention_heads,
-        max_position_embeddings=source.max_position_embeddings,
-        rms_norm_eps=source.rms_norm_eps,
+        num_attention_heads=heads,
+        num_key_value_heads=of_target("num_key_value_heads", heads),
+        head_dim=of_target("head_dim", source.hidden_size // heads),
+        max_position_embeddings=of_target("max_position_embeddings", 4096),
+        rms_norm_eps=of_target("rms_norm_eps", 1e-6),
         tie_word_embeddings=False,
     )
     config.num_target_layers = source.num_hidden_layers
@@ -99,23 +105,30 @@ class SharedHead:
     """The target's embedding and output head, frozen, on the drafter's device: the drafter has none of its own."""
 
     def __init__(self, target: Target, device: torch.device):
-        self.embedding = target.model.get_input_embeddings().weight.detach().to(device, torch.float32)
-        self.head = target.model.get_output_embeddings().weight.detach().to(device, torch.float32)
+        dtype = compute_dtype(device)
+        self.embedding = target.model.get_input_embeddings().weight.detach().to(device, dtype)
+        self.head = target.model.get_output_embeddings().weight.detach().to(device, dtype)
 
 
-def loss(model: DFlashDraftModel, shared: SharedHead, blocks: Blocks) -> torch.Tensor:
+def compute_dtype(device: torch.device) -> torch.dtype:
+    """What matrices are multiplied in: float32 on the CPU, else bfloat16; weights are float32 on both."""
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def loss(model: DFlashDraftModel, shared: SharedHead, blocks: Blocks, flex: bool = False) -> torch.Tensor:
     """Cross entropy of the masked tokens; early positions of a block weigh more: later ones count only after them."""
-    hidden = model(
-        position_ids=blocks.position_ids,
-        attention_mask=blocks.visible,
-        noise_embedding=functional.embedding(blocks.tokens, shared.embedding),
-        target_hidden=blocks.features,
-    )
-    wanted = blocks.labels != -100
-    logits = model.compute_logits(hidden[wanted], lambda states: functional.linear(states, shared.head))
-    place = (
-        torch.arange(blocks.labels.shape[1], device=logits.device).remainder(model.block_size).expand_as(blocks.labels)
-    )
+    device = blocks.features.device
+    make_mask = attention.flex_mask if flex else attention.dense_mask
+    with torch.autocast(device.type, compute_dtype(device), enabled=device.type != "cpu"):
+        hidden = model(
+            position_ids=blocks.position_ids,
+            attention_mask=make_mask(blocks.starts, blocks.features.shape[1], model.block_size),
+            noise_embedding=functional.embedding(blocks.tokens, shared.embedding),
+            target_hidden=blocks.features,
+        )
+        wanted = blocks.labels != -100
+        logits = model.compute_logits(hidden[wanted], lambda states: functional.linear(states, shared.head))
+    place = torch.arange(blocks.labels.shape[1], device=device).remainder(model.block_size).expand_as(blocks.labels)
     weight = torch.exp(-(place[wanted].float() - 1) / (model.block_size / 2))
     each = functional.cross_entropy(logits.float(), blocks.labels[wanted], reduction="none")
     return (each * weight).sum() / weight.sum()

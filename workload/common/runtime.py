@@ -10,128 +10,42 @@ threads whose exceptions end the process.  A job is a function ``body(job, args)
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-OK = 0
-USAGE = 64
-BAD_DATA = 65
-UNAVAILABLE = 69
-INTERNAL = 70
-TOO_MANY_ERRORS = 75
-CONFIGURATION = 78
+# All of the contract under one name: a program imports this module alone.
+from common.contract import (  # noqa: F401
+    BAD_DATA,
+    CONFIGURATION,
+    INTERNAL,
+    OK,
+    TOO_MANY_ERRORS,
+    UNAVAILABLE,
+    USAGE,
+    Fatal,
+    Parser,
+    common_options,
+    format_event,
+    notify,
+    whole,
+)
 
 HEARTBEAT_EVERY_S = 2.0
 HEARTBEAT_LINE_EVERY_S = 10.0
 STEP_LINE_EVERY_S = 1.0
+WATCHDOG_EVERY_S = 1.0
 RUNS = Path("/var/lib/launchproof/runs")
-
-
-class Fatal(Exception):
-    """An end with a name: exit ``code``, one word for ``reason`` and a sentence that says what to do."""
-
-    def __init__(self, code: int, reason: str, message: str):
-        super().__init__(message)
-        self.code = code
-        self.reason = reason
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with the exit code of a usage error that this contract has (64, sysexits.h) instead of 2."""
-
-    def error(self, message: str) -> None:
-        raise Fatal(USAGE, "usage", f"{message}. See --help.")
-
-
-def whole(minimum: int) -> Callable[[str], int]:
-    """An argparse type: an integer not below ``minimum``."""
-
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"{value} is below {minimum}")
-        return value
-
-    parse.__name__ = f"integer >= {minimum}"
-    return parse
-
-
-def common_options(parser: argparse.ArgumentParser) -> None:
-    """Options that every program of this folder has."""
-    parser.add_argument("--check", action="store_true", help="run the preflight alone and exit")
-    parser.add_argument(
-        "--heartbeat", type=Path, help="heartbeat file; default: heartbeat.json in the folder of this run"
-    )
-
-
-def format_event(event: str, fields: dict[str, Any]) -> str:
-    """``ts=… ev=… key=value …``; a value with blanks, quotes, ``=`` or control characters becomes a JSON string."""
-    now = time.time()
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
-    parts = [f"ts={stamp}", f"ev={event}"]
-    for key, value in fields.items():
-        text = "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
-        if text == "" or re.search(r'[\s"=\\\x00-\x1f\x7f]', text):
-            text = json.dumps(text)
-        parts.append(f"{key}={text}")
-    return " ".join(parts)
-
-
-def notify(message: str) -> None:
-    """Send one sd_notify datagram; nothing happens without NOTIFY_SOCKET (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        sock.sendto(message.encode(), "\0" + address[1:] if address[0] == "@" else address)
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace ``path`` by ``data``, durable before the rename: a reader sees the old content or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    temporary.replace(path)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a writable folder; 78 with the reason where that cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(f"not writable by uid {os.getuid()}")
-    except OSError as error:
-        raise Fatal(CONFIGURATION, "folder", f"{folder}: {error}. Give a folder that this user may write to.") from None
-
-
-@contextlib.contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for this process; a second holder ends with 78 before it touches anything there."""
-    make_folder(folder)
-    with open(folder / ".lock", "w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Fatal(
-                CONFIGURATION, "locked", f"{folder} is in use by another process. Stop it or choose another folder."
-            ) from None
-        yield
 
 
 def run_folder() -> Path | None:
@@ -172,6 +86,7 @@ class Job:
         self._started = time.monotonic()
         self._ready = False
         self._next_line = 0.0
+        self._next_watchdog = 0.0
         self._on_stop: list[Callable[[], None]] = []
         self._on_failure: list[Callable[[], None]] = []
         self._failure: BaseException | None = None
@@ -223,6 +138,13 @@ class Job:
         self._next_line = now + STEP_LINE_EVERY_S
         self.event("step", step=step, **fields)
         return True
+
+    def advanced(self) -> None:
+        """Feed the watchdog, at most once a second, for real work below a step: bytes that an upload has moved."""
+        now = time.monotonic()
+        if now >= self._next_watchdog:
+            self._next_watchdog = now + WATCHDOG_EVERY_S
+            notify("WATCHDOG=1")
 
     def heartbeat(self, exit_code: int | None = None) -> None:
         """Replace the heartbeat file; a folder that cannot be written is one warning, never the end of the job.

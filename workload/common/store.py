@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from common.runtime import CONFIGURATION, UNAVAILABLE, Fatal, make_folder, write_atomic
+from common.files import check_folder, write_atomic
+from common.runtime import CONFIGURATION, UNAVAILABLE, Fatal
 
 DONE = "_DONE"
 RUN = "run.json"
-Item = TypeVar("Item")
+Moved = Callable[[int], None]
 
 
 def shard_name(shard: int, num_shards: int) -> str:
@@ -42,9 +41,10 @@ class Store(Protocol):
     """Keys to bytes.  Every method raises what :data:`ERRORS` names when the store is not available."""
 
     def preflight(self) -> None:
-        """Prove that the place can be listed; raises Fatal with a name otherwise."""
+        """Prove that the place is there and change nothing; raises Fatal with a name otherwise."""
 
-    def put_file(self, key: str, path: Path) -> None: ...
+    def put_file(self, key: str, path: Path, moved: Moved | None = None) -> None:
+        """Copy a file; ``moved`` hears of the bytes on their way."""
 
     def put_bytes(self, key: str, data: bytes) -> None: ...
 
@@ -65,9 +65,9 @@ class LocalStore:
         self.root = root
 
     def preflight(self) -> None:
-        make_folder(self.root)
+        check_folder(self.root)
 
-    def put_file(self, key: str, path: Path) -> None:
+    def put_file(self, key: str, path: Path, moved: Moved | None = None) -> None:
         if path != self.root / key:
             self.put_bytes(key, path.read_bytes())
 
@@ -101,6 +101,7 @@ class S3Store:
         from boto3.s3.transfer import TransferConfig
         from botocore.config import Config
 
+        self.uri = uri
         parts = urlsplit(uri)
         if parts.scheme != "s3" or not parts.netloc or parts.username or parts.query:
             raise Fatal(CONFIGURATION, "s3_uri", f"--s3-uri {uri}: give s3://BUCKET or s3://BUCKET/PREFIX.")
@@ -152,8 +153,8 @@ class S3Store:
         except exceptions.BotoCoreError as error:
             raise Fatal(UNAVAILABLE, "s3_unavailable", f"{where}: {error}") from None
 
-    def put_file(self, key: str, path: Path) -> None:
-        self._client.upload_file(str(path), self.bucket, self.prefix + key, Config=self._transfer)
+    def put_file(self, key: str, path: Path, moved: Moved | None = None) -> None:
+        self._client.upload_file(str(path), self.bucket, self.prefix + key, Config=self._transfer, Callback=moved)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         self._client.put_object(Bucket=self.bucket, Key=self.prefix + key, Body=data)
@@ -219,28 +220,36 @@ def available() -> Iterator[None]:
         raise Fatal(UNAVAILABLE, "store_unavailable", str(error)) from error
 
 
-def agree(store: Store, run_id: str, manifest: dict[str, Any], write: bool = True) -> None:
-    """Bind ``run_id`` to this manifest: the first shard writes it, all others must have the same; else 78."""
-    key = f"{run_id}/{RUN}"
-    data = (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode()
-    found = store.get(key)
-    if found is None and write:
-        store.put_bytes(key, data)
-        # Two shards that start together both write; if they disagree, one of them reads the other's here.
-        found = store.get(key)
-    if found is None or found == data:
-        return
+def manifest(store: Store, run_id: str) -> dict[str, Any] | None:
+    """run.json; None when there is none, 78 when it is no JSON object."""
+    data = store.get(f"{run_id}/{RUN}")
+    if data is None:
+        return None
     try:
-        theirs = json.loads(found)
-    except ValueError:
-        raise Fatal(CONFIGURATION, "run_mismatch", f"{key} is not JSON. Choose another --run-id.") from None
-    fields = sorted(name for name in {*manifest, *theirs} if manifest.get(name) != theirs.get(name))
-    raise Fatal(
-        CONFIGURATION,
-        "run_mismatch",
-        f"--run-id {run_id} holds batches made from something else: {', '.join(fields)} differ. "
-        "Choose another --run-id.",
-    )
+        return dict(json.loads(data))
+    except (ValueError, TypeError):
+        raise Fatal(
+            CONFIGURATION, "run_mismatch", f"{run_id}/{RUN} is no JSON object. Choose another --run-id."
+        ) from None
+
+
+def agree(store: Store, run_id: str, wanted: dict[str, Any], write: bool = True) -> None:
+    """Bind ``run_id`` to this manifest: the first shard writes it, all others must have the same; else 78."""
+    theirs = manifest(store, run_id)
+    if theirs is None and write:
+        store.put_bytes(f"{run_id}/{RUN}", (json.dumps(wanted, indent=1, sort_keys=True) + "\n").encode())
+        # Two shards that start together both write; if they disagree, one of them reads the other's here.
+        theirs = manifest(store, run_id)
+    if theirs is None:
+        return
+    fields = sorted(name for name in {*wanted, *theirs} if wanted.get(name) != theirs.get(name))
+    if fields:
+        raise Fatal(
+            CONFIGURATION,
+            "run_mismatch",
+            f"--run-id {run_id} holds batches made from something else: {', '.join(fields)} differ. "
+            "Choose another --run-id.",
+        )
 
 
 def committed(store: Store, shard: str) -> dict[int, dict[str, Any]]:
@@ -262,50 +271,3 @@ def committed(store: Store, shard: str) -> dict[int, dict[str, Any]]:
         ):
             found[number] = record
     return found
-
-
-class Closed(Exception):
-    """The other side of a :class:`Handoff` is gone."""
-
-
-class Handoff(Generic[Item]):
-    """A bounded queue that can be closed: ``finish`` lets the taker drain it, ``abort`` wakes both sides at once."""
-
-    def __init__(self, depth: int):
-        self._depth = depth
-        self._items: deque[Item] = deque()
-        self._changed = threading.Condition()
-        self._finished = False
-        self._aborted = False
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def put(self, item: Item) -> None:
-        """Wait for room, then append; raises Closed after ``abort``."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._items) < self._depth or self._aborted)
-            if self._aborted:
-                raise Closed
-            self._items.append(item)
-            self._changed.notify_all()
-
-    def take(self) -> Item:
-        """Wait for the next item; raises Closed when there will be none."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items or self._finished or self._aborted)
-            if self._aborted or not self._items:
-                raise Closed
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
-
-    def finish(self) -> None:
-        with self._changed:
-            self._finished = True
-            self._changed.notify_all()
-
-    def abort(self) -> None:
-        with self._changed:
-            self._aborted = True
-            self._changed.notify_all()

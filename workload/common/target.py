@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import os
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 # Before transformers is imported: a job must never wait for a hub that it does not need.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -25,6 +28,11 @@ from common.runtime import CONFIGURATION, UNAVAILABLE, Fatal
 TINY = "tiny-random"
 TINY_SEED = 20260101
 
+# Of one forward pass: a bound for its memory, how much of it may be padding, and what is too little to matter.
+MAX_PADDED_TOKENS = 8192
+PADDING = 1.1
+SMALL_TOKENS = 64
+
 
 @dataclass(frozen=True)
 class Target:
@@ -38,44 +46,94 @@ class Target:
 
     @property
     def hidden_size(self) -> int:
-        return self.model.config.hidden_size
+        return self.model.config.get_text_config().hidden_size
+
+    def identity(self, data_sha: str, max_length: int) -> dict[str, Any]:
+        """What hidden states of this target over these samples depend on."""
+        return {
+            "model": self.fingerprint,
+            "layers": list(self.layers),
+            "data_sha256": data_sha,
+            "max_length": max_length,
+        }
+
+    def mask_token(self, wanted: int | None) -> int:
+        """The token that stands for a masked one: ``wanted``, else the tokenizer's; 78 when there is none."""
+        size = self.model.config.get_text_config().vocab_size
+        token = self.tokenizer.mask_token_id if wanted is None else wanted
+        if token is None or token >= size:
+            raise Fatal(
+                CONFIGURATION,
+                "mask_token",
+                f"mask token {token}: pass --mask-token-id, a token below {size} that no text has.",
+            )
+        return token
 
     @torch.no_grad()
-    def hidden_states(self, samples: list[Sample], max_padded_tokens: int = 8192) -> list[torch.Tensor]:
-        """For each sample, in order, ``[tokens, layers · hidden]`` on this target's device.
+    def hidden_states(self, samples: list[Sample]) -> list[torch.Tensor]:
+        """For each sample, in order, ``[tokens, layers · hidden]`` on this target's device, for any thread to use.
 
-        Samples run in groups of similar length, at most ``max_padded_tokens`` a group.  Padding is on the right: under
-        causal attention it cannot reach a real token.
+        Padding is on the right: under causal attention it cannot reach a real token.
         """
         results: list[torch.Tensor | None] = [None] * len(samples)
-        group: list[int] = []
-        for index in sorted(range(len(samples)), key=lambda i: len(samples[i].tokens)):
-            if group and len(samples[index].tokens) * (len(group) + 1) > max_padded_tokens:
-                self._forward(samples, group, results)
-                group = []
-            group.append(index)
-        self._forward(samples, group, results)
+        for group in groups([len(sample.tokens) for sample in samples]):
+            tokens, mask = padded([samples[index].tokens for index in group])
+            # The base model: logits are not needed, and with a large vocabulary they cost more memory than all else.
+            output = self.model.base_model(
+                input_ids=tokens.to(self.device),
+                attention_mask=mask.to(self.device),
+                output_hidden_states=True,
+                use_cache=False,
+            )
+            # hidden_states[0] is the embedding, hence + 1, as in dflash.model.extract_context_feature.
+            features = torch.cat([output.hidden_states[layer + 1] for layer in self.layers], dim=-1)
+            for row, index in enumerate(group):
+                results[index] = features[row, : len(samples[index].tokens)].clone()
+        if self.device.type == "cuda":
+            # The kernels are only queued, on this thread's stream, and another thread reads from another stream.
+            torch.cuda.current_stream(self.device).synchronize()
         return results
 
-    def _forward(self, samples: list[Sample], group: list[int], results: list[torch.Tensor | None]) -> None:
-        width = max(len(samples[index].tokens) for index in group)
-        tokens = torch.zeros(len(group), width, dtype=torch.long)
-        mask = torch.zeros(len(group), width, dtype=torch.long)
-        for row, index in enumerate(group):
-            length = len(samples[index].tokens)
-            tokens[row, :length] = torch.tensor(samples[index].tokens)
-            mask[row, :length] = 1
-        # The base model: logits are not needed, and with a large vocabulary they cost more memory than everything else.
-        output = self.model.base_model(
-            input_ids=tokens.to(self.device),
-            attention_mask=mask.to(self.device),
-            output_hidden_states=True,
-            use_cache=False,
-        )
-        # hidden_states[0] is the embedding, hence + 1, as in dflash.model.extract_context_feature.
-        features = torch.cat([output.hidden_states[layer + 1] for layer in self.layers], dim=-1)
-        for row, index in enumerate(group):
-            results[index] = features[row, : len(samples[index].tokens)].clone()
+
+def groups(lengths: list[int]) -> list[list[int]]:
+    """Indexes in groups that are padded to their longest: of similar length, so that little is padding."""
+    found: list[list[int]] = []
+    real = 0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        padded_tokens = (len(found[-1]) + 1) * lengths[index] if found else 0
+        if found and padded_tokens <= min(MAX_PADDED_TOKENS, PADDING * (real + lengths[index]) + SMALL_TOKENS):
+            found[-1].append(index)
+            real += lengths[index]
+        else:
+            found.append([index])
+            real = lengths[index]
+    return found
+
+
+def padded(rows: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask ``[rows, longest]``, padded on the right."""
+    tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    mask = torch.zeros_like(tokens)
+    for row, values in enumerate(rows):
+        tokens[row, : len(values)] = torch.tensor(values)
+        mask[row, : len(values)] = 1
+    return tokens, mask
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream for one thread's work on ``device``, which then queues behind nobody else's; None on the CPU."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None
+
+
+@contextlib.contextmanager
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Queue what the block does on ``stream``, after what the default stream has: weights are written there."""
+    if stream is None:
+        yield
+        return
+    stream.wait_stream(torch.cuda.default_stream(stream.device))
+    with torch.cuda.stream(stream):
+        yield
 
 
 def device_of(gpu: int | None) -> torch.device:
@@ -153,10 +211,9 @@ def choose_layers(wanted: str, target_layers: int, draft_layers: int) -> tuple[i
 
 
 def load(
-    target: str, data: Path, max_length: int, layers: str, draft_layers: int | None, gpu: int | None
+    target: str, data: Path, max_length: int, layers: str, draft_layers: int | None, device: torch.device
 ) -> tuple[Target, list[Sample], str]:
     """Target, samples and the data's sha256.  The model is loaded last: bad data must not cost minutes."""
-    device = device_of(gpu)
     texts = read_texts(data)
     if target == TINY:
         tokenizer = TinyTokenizer([text for _id, text in texts])
@@ -179,7 +236,13 @@ def load(
         fingerprint = _fingerprint_folder(path)
         draft_layers = draft_layers or 5
     model.eval().requires_grad_(False).to(device)
-    chosen = choose_layers(layers, model.config.num_hidden_layers, draft_layers)
+    config = model.config.get_text_config()
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest and max_length > longest:
+        raise Fatal(
+            CONFIGURATION, "max_length", f"--max-length {max_length}: --target {target} knows {longest} positions."
+        )
+    chosen = choose_layers(layers, config.num_hidden_layers, draft_layers)
     identity = hashlib.sha256((fingerprint + tokenizer.fingerprint).encode()).hexdigest()
     samples = to_samples(texts, tokenizer, max_length)
     return Target(model, tokenizer, identity, chosen, device), samples, texts_sha256(texts)
@@ -189,4 +252,10 @@ def replicate(target: Target, device: torch.device) -> Target:
     """The same target on another device; the target itself where it already is there."""
     if device == target.device:
         return target
-    return replace(target, model=copy.deepcopy(target.model).to(device), device=device)
+    # deepcopy takes from its memo what is copied already: each weight goes straight to its device, and never exists
+    # twice on the first one.
+    tensors = [*target.model.parameters(), *target.model.buffers()]
+    moved = {id(tensor): tensor.detach().to(device) for tensor in tensors}
+    for tensor in target.model.parameters():
+        moved[id(tensor)] = torch.nn.Parameter(moved[id(tensor)], requires_grad=False)
+    return replace(target, model=copy.deepcopy(target.model, moved), device=device)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import extract_hidden_states as program
 import pytest
 import torch
+from common import handoff
 from common import store as stores
 from common import target as targets
 from common.runtime import Fatal
@@ -65,7 +66,7 @@ def test_two_shards_commit_every_sample_once_and_the_states_are_the_models(here,
     for shard in (1, 2):
         fields, _ = here(program, arguments(texts, tmp_path, s3, uri, shard=shard, num_shards=2))
         assert fields["reason"] == "done"
-    target, samples, _sha = targets.load("tiny-random", texts, PIECE, "auto", None, None)
+    target, samples, _sha = targets.load("tiny-random", texts, PIECE, "auto", None, torch.device("cpu"))
     found = everything(stores.S3Store(uri, s3.endpoint), shards=2)
     assert set(found) == {sample.id for sample in samples} and len(samples) > 60
     for sample in (samples[0], samples[-1]):
@@ -106,7 +107,7 @@ def test_killed_and_resumed_every_sample_is_there_once(start, texts, tmp_path, s
     second = start("extract_hidden_states.py", *argv)
     assert second.wait() == 0, second.text
     assert f"committed={len(before)} aborted_uploads=1" in second.text
-    _target, samples, _sha = targets.load("tiny-random", texts, PIECE, "auto", None, None)
+    _target, samples, _sha = targets.load("tiny-random", texts, PIECE, "auto", None, torch.device("cpu"))
     assert set(everything(store)) == {sample.id for sample in samples}
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
@@ -167,7 +168,7 @@ def test_a_local_file_that_is_cut_off_is_made_again(here, texts, tmp_path):
 
 def test_a_store_that_goes_away_ends_with_75_and_loses_nothing(here, texts, tmp_path, s3, monkeypatch):
     uri = s3.bucket("bkt")
-    monkeypatch.setattr(program.Retry.__init__, "__defaults__", (0.01,))
+    monkeypatch.setattr(handoff.Retry.__init__, "__defaults__", (0.01,))
     real = stores.S3Store.put_bytes
 
     def put_bytes(self, key, data):
@@ -184,9 +185,9 @@ def test_a_store_that_goes_away_ends_with_75_and_loses_nothing(here, texts, tmp_
     assert (tmp_path / "out/r/shard-01-of-01/batch-000004.safetensors").exists(), "what is not committed stays"
 
 
-def retry(limit: int, stopping=False) -> program.Retry:
+def retry(limit: int, stopping=False) -> handoff.Retry:
     seen = SimpleNamespace(event=lambda *a, **k: None, stopping=SimpleNamespace(wait=lambda _s: stopping))
-    return program.Retry(seen, limit, (OSError,))
+    return handoff.Retry(seen, limit, (OSError,))
 
 
 def failing(times: int):

@@ -11,7 +11,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from common import runtime
+from common import files, runtime
 from common.runtime import Fatal, Job, format_event
 
 MINI = """
@@ -212,7 +212,7 @@ def test_steps_print_at_most_once_a_second_unless_forced(capsys):
 
 
 def test_a_folder_has_one_user(tmp_path):
-    with runtime.exclusive(tmp_path / "x"), pytest.raises(Fatal) as caught, runtime.exclusive(tmp_path / "x"):
+    with files.exclusive(tmp_path / "x"), pytest.raises(Fatal) as caught, files.exclusive(tmp_path / "x"):
         pass
     assert caught.value.code == 78 and str(tmp_path / "x") in str(caught.value)
 
@@ -220,13 +220,13 @@ def test_a_folder_has_one_user(tmp_path):
 def test_a_folder_that_cannot_be_made_is_a_configuration_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(Fatal) as caught:
-        runtime.make_folder(tmp_path / "file" / "below")
+        files.make_folder(tmp_path / "file" / "below")
     assert caught.value.code == 78
 
 
 def test_an_atomic_write_leaves_the_old_content_when_it_fails(tmp_path, monkeypatch):
-    runtime.write_atomic(tmp_path / "x", b"old")
+    files.write_atomic(tmp_path / "x", b"old")
     monkeypatch.setattr(os, "fsync", lambda _fd: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space"):
-        runtime.write_atomic(tmp_path / "x", b"new")
+        files.write_atomic(tmp_path / "x", b"new")
     assert (tmp_path / "x").read_bytes() == b"old"

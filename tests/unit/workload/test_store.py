@@ -7,6 +7,7 @@ import json
 import threading
 
 import pytest
+from common import handoff as handoffs
 from common import store as stores
 from common.runtime import Fatal
 
@@ -143,7 +144,7 @@ def test_an_uri_that_is_none_is_refused(uri):
 
 
 def test_a_handoff_is_bounded_drained_and_aborted():
-    handoff = stores.Handoff(2)
+    handoff = handoffs.Handoff(2)
     handoff.put(1)
     handoff.put(2)
     thread = threading.Thread(target=lambda: handoff.put(3), daemon=True)
@@ -153,8 +154,8 @@ def test_a_handoff_is_bounded_drained_and_aborted():
     thread.join(5)
     handoff.finish()
     assert [handoff.take(), handoff.take()] == [2, 3]
-    with pytest.raises(stores.Closed):
+    with pytest.raises(handoffs.Closed):
         handoff.take()
     handoff.abort()
-    with pytest.raises(stores.Closed):
+    with pytest.raises(handoffs.Closed):
         handoff.put(4)

@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 import train_dflash_pipeline as program
-from common import checkpoint, drafter
+from common import checkpoint, drafter, replicas
 from common import target as targets
 from common.data import Sample
 from common.runtime import Fatal
@@ -33,7 +33,7 @@ def losses(folder) -> list[float]:
 
 @pytest.fixture(scope="module")
 def target(texts):
-    return targets.load("tiny-random", texts, 64, "auto", None, None)[0]
+    return targets.load("tiny-random", texts, 64, "auto", None, torch.device("cpu"))[0]
 
 
 def items(target, lengths=(12, 7)) -> list[drafter.Item]:
@@ -193,7 +193,7 @@ def test_a_threads_exception_ends_the_process(here, texts, tmp_path, monkeypatch
 def test_several_drafters_step_as_one_with_the_mean_gradient(target):
     torch.manual_seed(0)
     one, two = drafter.build(target, 4, MASK), drafter.build(target, 4, MASK)
-    program.share([one, two])
+    replicas.share([one, two])
     shared = drafter.SharedHead(target, torch.device("cpu"))
     first, second = blocks(target), blocks(target, lengths=(9, 9))
     gradients = []
@@ -204,7 +204,7 @@ def test_several_drafters_step_as_one_with_the_mean_gradient(target):
     for model, made in ((one, first), (two, second)):
         model.zero_grad()
         drafter.loss(model, shared, made).backward()
-    program.average([one, two])
+    replicas.average([one, two])
     for parameter, a, b in zip(one.parameters(), *gradients, strict=True):
         torch.testing.assert_close(parameter.grad, (a + b) / 2)
     assert all(parameter.grad is None for parameter in two.parameters())
