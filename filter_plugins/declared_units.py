@@ -32,9 +32,19 @@ _value:
   elements: str
 """
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.job.spec import declared_units
+from ansible_collections.dflash.launchproof.plugins.module_utils.job import spec
+
+
+def declared_units(jobs):
+    """Names of units in the order of declaration."""
+    return list(spec.declared_units(jobs))
+
+
+def declared_gangs(jobs):
+    """Units that belong to a gang, and its name."""
+    return {unit: gang for unit, gang in spec.declared_units(jobs).items() if gang}
 
 
 class FilterModule:
     def filters(self):
-        return {"declared_units": declared_units}
+        return {"declared_units": declared_units, "declared_gangs": declared_gangs}

@@ -14,8 +14,9 @@ description:
     it as a table.
   - It is a callback plugin because a play that writes a report never runs when every host of an earlier play failed.
     Jobs whose host never came to the launch get a row as well, which names the stage and the failing task's message.
-  - A play takes part by three play variables. C(launchproof_stage) names the play's stage. C(launchproof_units) is the
+  - A play takes part by its play variables. C(launchproof_stage) names the play's stage. C(launchproof_units) is the
     list of units that the play is meant to prove on each host; a run without such a play writes no report.
+    C(launchproof_gangs) says which of them belong to a gang, and the report then has a verdict for each gang as a whole.
 options:
   path:
     description: Where the report is written; a relative path starts at the current folder.
@@ -80,12 +81,14 @@ class CallbackModule(CallbackBase):
             # role_path: role defaults may use it, and outside of a role's own tasks it does not exist.
             variables = {"role_path": "/", **manager.get_vars(play=play, host=host)}
             try:
-                units = Templar(loader, variables=variables).template(variables["launchproof_units"])
+                templar = Templar(loader, variables=variables)
+                units = templar.template(variables["launchproof_units"])
+                gangs = templar.template(variables.get("launchproof_gangs", {}))
             except Exception as error:  # whatever is wrong with a declaration, the run's own tasks will say it better
                 self._display.warning(f"launch_report cannot read launchproof_units of {host.name}: {error}")
                 continue
             for unit in units:
-                self._report.declare(host.name, unit)
+                self._report.declare(host.name, unit, gangs.get(unit))
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -128,6 +131,8 @@ class CallbackModule(CallbackBase):
         color = {"ok": C.COLOR_OK, "predicted": C.COLOR_CHANGED}.get(report["verdict"], C.COLOR_ERROR)
         self._display.banner(f"LAUNCH REPORT: {report['verdict']} ({path})")
         self._display.display(table(report["jobs"]), color=color)
+        for gang in report.get("gangs", []):
+            self._display.display("\n" + gang["sentence"], color=C.COLOR_OK if gang["ok"] else C.COLOR_ERROR)
 
 
 def selected(play) -> bool:

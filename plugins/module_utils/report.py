@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from ansible_collections.dflash.launchproof.plugins.module_utils.gang import judge
+
 SCHEMA = 1
 
 #: The code of a job whose host failed in this stage without a row of launch_proof's: the play never came to it, or it
@@ -52,11 +54,14 @@ class Report:
     declared: list[tuple[str, str]] = field(default_factory=list)
     failures: dict[str, Failure] = field(default_factory=dict)
     proven: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    gang_of: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def declare(self, host: str, unit: str) -> None:
-        """A job that this run is meant to prove."""
+    def declare(self, host: str, unit: str, gang: Optional[str] = None) -> None:
+        """A job that this run is meant to prove, and the gang that it belongs to."""
         if (host, unit) not in self.declared:
             self.declared.append((host, unit))
+        if gang:
+            self.gang_of[host, unit] = gang
 
     def fail(self, failure: Failure) -> None:
         """A host left the play. The first reason counts: what comes after it is a consequence."""
@@ -79,8 +84,19 @@ class Report:
             return "failed"
         return "predicted" if self.check else "ok"
 
+    def gangs(self) -> list[dict[str, Any]]:
+        """One verdict for each gang, over its members on all hosts."""
+        members: dict[str, list[dict[str, Any]]] = {}
+        for row in self.rows():
+            gang = self.gang_of.get((row["host"], row["unit"]))
+            if gang:
+                members.setdefault(gang, []).append(row)
+        return [judge(gang, rows) for gang, rows in members.items()]
+
     def as_dict(self) -> dict[str, Any]:
-        return {"schema": SCHEMA, "verdict": self.verdict(), "jobs": self.rows()}
+        """The report; ``gangs`` is there where a job belongs to one."""
+        found = {"schema": SCHEMA, "verdict": self.verdict(), "jobs": self.rows()}
+        return {**found, "gangs": self.gangs()} if self.gang_of else found
 
     def _cause(self, host: str) -> Optional[Failure]:
         """The failure that kept this host from its launch: its own, or else one of a host that others stand on.

@@ -124,25 +124,26 @@ class Job:
     gpus_exclusive: bool
     unit_options: Mapping[str, Mapping[str, tuple[str, ...]]]
     dropped_instances: str
+    gang: Optional[str]
     templated: bool
     units: tuple[Unit, ...]
 
 
-def declared_units(jobs: Any) -> list[str]:
-    """Names of the units that a declaration asks for, as far as it can be read. Never raises."""
-    names: list[str] = []
+def declared_units(jobs: Any) -> dict[str, Optional[str]]:
+    """The gang of each unit that a declaration asks for, as far as it can be read. Never raises."""
+    found: dict[str, Optional[str]] = {}
     try:
         for job in jobs:
             try:
-                name = str(job["name"])
+                name, gang = str(job["name"]), job.get("gang")
                 instances = job.get("instances")
                 ids = [None] if instances is None else [str(item["id"]) for item in instances]
             except Exception:  # noqa: BLE001, S112 - an undefined variable in one job must not hide the others
                 continue
-            names += [unit_name(name, item) for item in ids]
+            found.update((unit_name(name, item), str(gang) if gang else None) for item in ids)
     except Exception:  # noqa: BLE001 - see above
-        return names
-    return names
+        return found
+    return found
 
 
 def unit_name(job: str, instance: Optional[str] = None) -> str:
@@ -215,6 +216,7 @@ class _JobReader:
         "lock",
         "instances",
         "dropped_instances",
+        "gang",
         "user",
         "gpus",
         "gpus_exclusive",
@@ -277,6 +279,7 @@ class _JobReader:
             "gpus_exclusive": self.flag("gpus_exclusive", True),
             "unit_options": self.unit_options(),
             "dropped_instances": self.dropped_instances(),
+            "gang": self.gang(),
         }
         units = self.units(name, command)
         # A job with an error is still worth cross-checking where its parts could be read.
@@ -452,6 +455,15 @@ class _JobReader:
         if value not in ("keep", "remove"):
             self.error("dropped_instances", f"{_show(value)} is unknown. Write keep or remove.")
         return str(value)
+
+    def gang(self) -> Optional[str]:
+        value = self.entry.get("gang")
+        if value is not None and (not isinstance(value, str) or not NAME.fullmatch(value)):
+            self.error(
+                "gang",
+                f"{_show(value)} cannot name a gang. Use a lower case letter first, then also digits and hyphens.",
+            )
+        return value
 
     def seconds(self, key: str, default: Optional[int]) -> Optional[int]:
         value = self.entry.get(key)

@@ -384,7 +384,7 @@ def test_the_last_shard_may_move_away(machine):
     deploy(machine, read({"instances": [{"id": "1"}]}))
     deploy(machine, read({"instances": [], "dropped_instances": "remove"}))
     assert not machine.exists("/etc/launchproof/jobs/a@1.service.json")
-    assert spec.declared_units([{"name": "a", "instances": []}]) == []
+    assert spec.declared_units([{"name": "a", "instances": []}]) == {}
 
 
 def test_a_stop_that_fails_removes_nothing_and_is_tried_again(machine, monkeypatch):

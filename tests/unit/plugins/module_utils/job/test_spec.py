@@ -133,6 +133,7 @@ WRONG = [
     ([job(gpus=[0]), job(name="b", gpus=[0])], "gpus of b.service: 0 is already taken by a.service"),
     ([job(instances=[{"id": 1, "gpus": [0]}, {"id": 2, "gpus": [0]}])], "0 is already taken by a@1.service"),
     ([job(instances=2)], "(a).instances: 2 is not a list"),
+    ([job(gang="Ranks!")], "(a).gang: 'Ranks!' cannot name a gang."),
     ([job(dropped_instances="stop")], "(a).dropped_instances: 'stop' is unknown. Write keep or remove."),
     ([job(instances=[{"id": "a/b"}])], "(a).instances[0].id: 'a/b' cannot name an instance"),
     ([job(instances=[{"id": 1}, {"id": "1"}])], "(a).instances[1].id: '1' is there twice"),
@@ -182,7 +183,10 @@ def test_an_index_is_the_uuid_at_that_place_where_the_hosts_are_known_by_uuid():
     jobs = read(job(gpus=[1, "GPU-a"]), job(name="b"), gpus=["GPU-a", "GPU-b"])
     assert [unit.gpus for one in jobs for unit in one.units] == [("GPU-b", "GPU-a"), None]
     assert "7 is not in launchproof_gpus (GPU-a)" in errors_of(job(gpus=[7]), gpus=["GPU-a"])[0]
-    assert "GPU-a is already taken by a.service" in errors_of(job(gpus=[0]), job(name="b", gpus=["GPU-a"]), gpus=["GPU-a"])[0]
+    assert (
+        "GPU-a is already taken by a.service"
+        in errors_of(job(gpus=[0]), job(name="b", gpus=["GPU-a"]), gpus=["GPU-a"])[0]
+    )
 
 
 def test_shared_gpus_must_be_shared_by_both():
@@ -277,5 +281,6 @@ def test_undefined_variables_are_reported_with_all_other_errors():
 
 def test_declared_units_never_raises():
     jobs = [TRUE, Lazy({"name": ...}), job(name="b", instances=[{"id": 1}, {"id": "x"}]), None, {"command": 3}]
-    assert spec.declared_units(jobs) == ["a.service", "b@1.service", "b@x.service"]
-    assert spec.declared_units(None) == []
+    assert list(spec.declared_units(jobs)) == ["a.service", "b@1.service", "b@x.service"]
+    assert spec.declared_units(None) == {}
+    assert spec.declared_units([job(gang="ranks"), job(name="b")]) == {"a.service": "ranks", "b.service": None}
