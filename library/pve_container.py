@@ -16,7 +16,12 @@ description:
     volume names and the numbers of interfaces, devices and mount points are kept.
   - A change of a running container that Proxmox leaves pending is applied by one restart, or reported as a failure,
     see O(restart). Disks grow and never shrink.
-  - A container without the tag V(launchproof) is never touched.
+  - A container without the tag V(launchproof) is never touched, unless O(unmarked_ok) lets it be removed.
+  - The rights of the API identity are asked before the first change. What is missing is named with its path and the
+    role that grants it.
+  - One API call, a lock of the container and a task have a time limit each, see O(api_timeout), O(lock_timeout) and
+    O(task_timeout). When a change was sent and its answer did not come, or somebody else changed the container
+    meanwhile, it is looked at once more, and what is left is done.
   - Keys that only C(root@pam) may set are known beforehand. Without a way for them, see O(root_via), the module
     fails before it changes anything.
 extends_documentation_fragment:
@@ -49,6 +54,10 @@ options:
     description: Lets O(state=absent) stop a running container first.
     type: bool
     default: false
+  unmarked_ok:
+    description: Lets O(state=absent) remove a container that does not carry the tag V(launchproof).
+    type: bool
+    default: false
   shutdown_timeout:
     description: Seconds a clean shutdown may take.
     type: int
@@ -60,9 +69,11 @@ options:
     type: int
     default: 60
 notes:
-  - O(container.template), O(container.ssh_public_keys) and O(container.password) matter at creation alone. Proxmox
-    does not tell what they were, so a later change of them is not seen.
-  - A run that was interrupted while Proxmox creates the container is taken up by the next one.
+  - O(container.template), O(container.pool), O(container.ssh_public_keys) and O(container.password) matter at creation
+    alone, and Proxmox does not tell what they were. Of keys and password, digests go into an HTML comment of the
+    container's notes, and a later run with others is refused. The password's digest is keyed with the API token's
+    secret; without a token there is none, and after a new secret it cannot be compared.
+  - The tasks of a run that was interrupted are taken up by the next one, whatever they do.
 seealso:
   - module: dflash.launchproof.pve_preflight
   - plugin: dflash.launchproof.pct
@@ -175,22 +186,21 @@ api_calls:
 import time
 from dataclasses import replace
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve import api as pve_api
-from ansible_collections.dflash.launchproof.plugins.module_utils.pve import options, plan
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import options, plan, preflight, rights
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.config import ConfigError
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.lifecycle import Lifecycle
-from ansible_collections.dflash.launchproof.plugins.module_utils.pve.preflight import is_unprivileged, root_problems
 
 
 class Run:
     """One run of the module; every failure leaves through ``fail`` with what had been done until then."""
 
-    def __init__(self, module: AnsibleModule):
+    def __init__(self, module: options.Module):
         self.module, self.params = module, module.params
         self.container, self.state = module.params["container"], module.params["state"]
         self.life: Lifecycle | None = None
         self.steps: list[str] = []
+        self._asked = False
 
     def result(self, **more) -> dict:
         life = self.life
@@ -199,50 +209,66 @@ class Run:
             "node": self.params["node"],
             "steps": life.done if life and not self.module.check_mode else self.steps,
             "upids": life.upids if life else [],
-            "task_warnings": life.api.warnings if life else [],
-            "api_calls": [call for way in (life.api, life.root) if way for call in way.calls] if life else [],
+            "task_warnings": life.warnings if life else [],
+            "api_calls": life.calls if life else [],
             **more,
         }
 
     def fail(self, problems: list[plan.Problem]) -> None:
-        if problems:
-            changed = bool(self.life and self.life.done)
-            options.fail(self.module, problems, **self.result(changed=changed))
+        if not problems:
+            return
+        life = self.life
+        # Nothing half done goes unsaid.
+        done = [*life.done, *([f"{life.begun} (begun)"] if life.begun else [])] if life else []
+        note = f"Until then, of container {self.container['vmid']}: {'; '.join(done)}." if done else ""
+        options.fail(self.module, problems, note, **self.result(changed=bool(done)))
 
     def main(self) -> None:
-        self.fail(plan.validate(self.container))
+        self.fail(plan.validate(self.container) + plan.route_problems(self.container, self.params))
         api = pve_api.connect(self.params)
-        root = pve_api.connect_root(self.params)
+        root = api if self.params["api_via"] == "node" else pve_api.connect_root(self.params)
         self.life = Lifecycle(api, root, self.params["node"], self.container["vmid"], self.params["shutdown_timeout"])
         try:
             self._once()
         except pve_api.ApiError as error:
-            # Somebody changed the container between the look at it and the step, a run whose controller died for
-            # instance. What is there now is looked at once more; a second time would be a quarrel.
-            if error.kind not in ("conflict", "exists", "already"):
+            # What is there now is looked at once more, and the rest is done from there. A second time would be a
+            # quarrel with somebody, or a node that does not answer.
+            if not error.look_again:
                 raise
+            self.module.warn(f"Looked at container {self.container['vmid']} again: {error}")
+            if self.life.begun and not error.ended:
+                self.life.done.append(f"{self.life.begun} (its end was not seen)")
+            self.life.begun = None
             self.steps = list(self.life.done)
+            self._asked = False
             self._once()
 
     def _once(self) -> None:
-        before = self.life.peek() if self.module.check_mode else self.life.read()
-        self.fail(plan.ownership(self.container, before))
+        before = self.life.read()
+        if not (self.state == "absent" and self.params["unmarked_ok"]):
+            self.fail(plan.ownership(self.container, before))
         if self.state == "absent":
             self._remove(before)
         else:
             self._ensure(before)
 
+    def _ask_first(self, steps: list[plan.Step], wanted: list[rights.Right]) -> bool:
+        """Before the first change: the rights suffice, and nothing of an earlier run is at work; whether it was."""
+        if not steps or self._asked:
+            return False
+        self._asked = True
+        self.fail(preflight.missing_rights(self.life.api, self.params, wanted))
+        return self.life.take_up()
+
     def _remove(self, before) -> None:
         if before is None:
             self._exit(before, None, set())
+        vmid = self.container["vmid"]
         if before.running and not self.params["force"]:
             self.fail(
                 [
                     plan.Problem(
-                        "container.vmid",
-                        self.container["vmid"],
-                        "this container is running",
-                        "Stop it first, or say force: true.",
+                        "container.vmid", vmid, "this container is running", "Stop it first, or say force: true."
                     )
                 ]
             )
@@ -251,27 +277,35 @@ class Run:
                 [
                     plan.Problem(
                         "container.vmid",
-                        self.container["vmid"],
+                        vmid,
                         "this container is protected",
                         "Take its protection away first (state: present, protection: false).",
                     )
                 ]
             )
-        self._apply([plan.Step("stop")] if before.running else [])
-        self._apply([plan.Step("destroy")])
-        self._exit(before, None, set())
+        steps = [plan.Step("stop")] if before.running else []
+        steps.append(plan.Step("destroy"))
+        if self._ask_first(steps, rights.needed(vmid, {}, destroy=True, power=before.running)):
+            return self._once()
+        self._apply(steps)
+        return self._exit(before, None, set())
 
     def _ensure(self, before) -> None:
-        want, problems = plan.wanted(self.container, before)
+        want, problems = plan.wanted(self.container, before, self.params["api_token_secret"])
         if before is None:
             problems += plan.creation_problems(self.container)
             taken = None if problems else self.life.elsewhere()
             problems += [taken] if taken else []
         delta = plan.changes(want, before)
-        guarded = plan.root_only(delta, before, is_unprivileged(self.container, before))
-        self.fail(problems + root_problems(guarded, self.params))
-        api_is_root = pve_api.identity(self.params) == "root@pam"
-        self._apply(plan.steps(self.container, before, delta, guarded, api_is_root))
+        unprivileged = preflight.is_unprivileged(self.container, before)
+        guarded = plan.root_only(delta, before, unprivileged)
+        self.fail(problems + preflight.root_problems(guarded, self.params))
+        steps = plan.steps(self.container, before, delta, guarded, pve_api.identity(self.params) == "root@pam")
+        power, _waiting = plan.power(self.state, plan.predict(before, delta), set(want), self.params["restart"])
+        wanted = preflight.rights_for(self.life.api, self.container, before, delta, guarded, power=bool(power))
+        if self._ask_first(steps + power, wanted):
+            return self._once()
+        self._apply(steps)
         after = self._after(before, delta)
         power, waiting = plan.power(self.state, after, set(want), self.params["restart"])
         if waiting and not self.module.check_mode:
@@ -293,8 +327,8 @@ class Run:
             runs = self.state == "started" or (after.running and self.state != "stopped")
             after = replace(after, live=live, pending=pending, running=runs)
         elif power:
-            after = self.life.peek()
-        self._exit(before, after, set(want))
+            after = self._settled(want)
+        return self._exit(before, after, set(want))
 
     def _apply(self, steps: list[plan.Step]) -> None:
         for step in steps:
@@ -308,7 +342,7 @@ class Run:
             return plan.predict(before, delta)
         if not self.steps:
             return before
-        after = self.life.peek()
+        after = self.life.read()
         want, _problems = plan.wanted(self.container, after)
         left = sorted(plan.changes(want, after)) if after else ["everything"]
         if left:
@@ -316,6 +350,23 @@ class Run:
                 "refused",
                 f"the API accepted {'; '.join(self.steps)}, but {', '.join(left)} of container "
                 f"{self.container['vmid']} did not change",
+            )
+        return after
+
+    def _settled(self, want):
+        """The container after a power step that succeeded: as it was asked for, or it is a failure."""
+        after = self.life.read()
+        running = after is not None and after.running
+        if running != (self.state != "stopped"):
+            raise pve_api.ApiError(
+                "refused",
+                f"{self.steps[-1]} of container {self.container['vmid']} ended well, but it "
+                f"{'runs' if running else 'does not run'} now",
+            )
+        left = sorted(key for key in after.pending if key in want)
+        if running and left:
+            raise pve_api.ApiError(
+                "refused", f"{', '.join(left)} of container {self.container['vmid']} is pending after {self.steps[-1]}"
             )
         return after
 
@@ -374,13 +425,14 @@ class Run:
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = options.Module(
         argument_spec={
             **options.connection(),
             **options.container(),
             "state": {"type": "str", "choices": ["present", "started", "stopped", "absent"], "default": "started"},
             "restart": {"type": "str", "choices": ["when_needed", "never"], "default": "when_needed"},
             "force": {"type": "bool", "default": False},
+            "unmarked_ok": {"type": "bool", "default": False},
             "shutdown_timeout": {"type": "int", "default": 60},
             "address_timeout": {"type": "int", "default": 60},
         },

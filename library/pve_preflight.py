@@ -75,14 +75,13 @@ api_calls:
   elements: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve import api as pve_api
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve import options
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.preflight import Preflight
 
 
 def main() -> None:
-    module = AnsibleModule(argument_spec={**options.connection(), **options.container()}, supports_check_mode=True)
+    module = options.Module(argument_spec={**options.connection(), **options.container()}, supports_check_mode=True)
     options.require_libraries(module)
     preflight = Preflight(module.params)
     unavailable = False

@@ -18,10 +18,18 @@ options:
     description: Port of the API. Role variable C(pve_api_port).
     type: int
     default: 8006
-  api_user:
-    description: User with its realm, such as V(deploy@pve). Role variable C(pve_api_user).
+  api_via:
+    description: Who the API is asked as. Role variable C(pve_api_via).
     type: str
-    required: true
+    default: https
+    choices:
+      https: O(api_user), by token or password.
+      node: The node itself, C(root@pam), by C(pvesh) on it as O(root_via) says. No token, no password and no rights
+        are needed, and each call takes a second or two.
+  api_user:
+    description: User with its realm, such as V(deploy@pve). Needed with O(api_via=https). Role variable
+      C(pve_api_user).
+    type: str
   api_token_id:
     description:
       - Name of the API token of O(api_user), V(launchproof) or V(deploy@pve!launchproof). Role variable
@@ -39,18 +47,29 @@ options:
     description:
       - File with the certificate that signed the API's, on the controller. Role variable C(pve_api_ca_path).
       - On a Proxmox node it is C(/etc/pve/pve-root-ca.pem). Without it, the controller's trusted authorities decide.
-        The certificate is always verified.
+        The certificate is always verified. No variable of the environment (C(REQUESTS_CA_BUNDLE), C(CURL_CA_BUNDLE),
+        C(SSL_CERT_FILE)) takes this option's place.
     type: path
+  api_fingerprint:
+    description:
+      - SHA-256 fingerprint of the API's certificate, as C(pvenode cert info) shows it, with or without colons. Role
+        variable C(pve_api_fingerprint).
+      - Only a server with exactly this certificate is spoken to, whatever its name and whoever signed it; with
+        O(api_ca_path) too, both must hold.
+    type: str
   api_timeout:
-    description: Seconds one API call may take. Role variable C(pve_api_timeout).
+    description: Seconds one API call may take until its answer begins, a read three times. Role variable
+      C(pve_api_timeout).
     type: int
     default: 30
   lock_timeout:
-    description: Seconds a change is retried while the container is locked. Role variable C(pve_lock_timeout).
+    description: Seconds a change is retried while the container is locked, by a backup for instance. Role variable
+      C(pve_lock_timeout).
     type: int
     default: 60
   task_timeout:
-    description: Seconds one task, such as creating a container, may run. Role variable C(pve_task_timeout).
+    description: Seconds one task, such as creating a container, is followed. It goes on after that, and the next run
+      takes it up. Role variable C(pve_task_timeout).
     type: int
     default: 600
   node:
@@ -111,7 +130,8 @@ options:
   container:
     description:
       - What the container is to be. An option that is not given is not managed.
-      - A list, and O(container.features), are managed as a whole, so that what they do not name is removed.
+      - A list, and O(container.features), are managed as a whole, so that what they do not name is removed. An empty
+        text removes its key.
     type: dict
     required: true
     suboptions:
@@ -176,6 +196,22 @@ options:
         type: str
       hookscript:
         description: Volume of a hook script. Root-only.
+        type: str
+      tty:
+        description: Number of terminals it has.
+        type: int
+      console:
+        description: Whether it has a console device.
+        type: bool
+      cmode:
+        description: What the web interface's console opens, a terminal, the console device or a shell.
+        type: str
+        choices: [tty, console, shell]
+      debug:
+        description: Whether its starts are logged in detail.
+        type: bool
+      pool:
+        description: Pool it is put into at creation. Rights on the pool do for what is in it.
         type: str
       tags:
         description: Tags; V(launchproof), the mark of a container this collection may change, is always added.
@@ -246,6 +282,16 @@ options:
           tag:
             description: VLAN.
             type: int
+          trunks:
+            description: VLANs that pass through it.
+            type: list
+            elements: int
+          link_down:
+            description: Whether its cable is unplugged.
+            type: bool
+          host_managed:
+            description: Whether Proxmox sets its addresses from outside (Proxmox VE 9.1).
+            type: bool
       devices:
         description: Devices of the node passed through to it. Root-only.
         type: list
@@ -291,11 +337,35 @@ options:
           backup:
             description: Whether backups hold the volume.
             type: bool
+          acl:
+            description: Whether it has POSIX access control lists.
+            type: bool
+          quota:
+            description: Whether it has disk quotas.
+            type: bool
+          replicate:
+            description: Whether storage replication includes it, as it does by default.
+            type: bool
+          shared:
+            description: Whether its source is there on every node.
+            type: bool
+          keepattrs:
+            description: Whether the mount takes over owner and mode of the folder that it covers (Proxmox VE 9.1).
+            type: bool
+          mountoptions:
+            description: Mount options.
+            type: list
+            elements: str
+            choices: [discard, lazytime, noatime, nodev, noexec, nosuid]
+          idmap:
+            description: Mapping of user and group ids for this mount, V(passthrough) or such as V(u:0:100000:65536)
+              (Proxmox VE 9.1).
+            type: str
       ssh_public_keys:
-        description: Public keys for root's login. Used at creation alone.
+        description: Public keys for root's login. Used at creation alone; other keys later are refused.
         type: list
         elements: str
       password:
-        description: Password of root. Used at creation alone.
+        description: Password of root. Used at creation alone; another one later is refused, see the module's notes.
         type: str
 """

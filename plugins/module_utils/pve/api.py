@@ -5,8 +5,8 @@
 
 Two ways lead to the same methods: HTTPS with a token or a ticket, and ``pvesh`` as root on the node, which alone may
 set root-only keys when the API identity is not root@pam by password. What proxmoxer 2.3.0 does by default and this
-module does not: skip certificate verification, wait five seconds only, end the process when requests is missing, and
-hand a page that is not JSON back as success.
+module does not: skip certificate verification, send the password over a connection of its own, wait five seconds only,
+end the process when requests is missing, and hand a page that is not JSON back as success.
 """
 
 from __future__ import annotations
@@ -23,14 +23,22 @@ from urllib.parse import quote
 try:
     # In this order: without requests proxmoxer's https backend calls sys.exit.
     import requests
-    from proxmoxer import AuthenticationError, ProxmoxAPI, ResourceException
+    from proxmoxer import ResourceException
     from proxmoxer.backends.command_base import CommandBaseSession, JsonSimpleSerializer
+    from proxmoxer.backends.https import (
+        JsonSerializer,
+        ProxmoxHTTPApiTokenAuth,
+        ProxmoxHTTPAuthBase,
+        ProxmoxHttpSession,
+    )
     from proxmoxer.core import ProxmoxResource
+    from requests.adapters import HTTPAdapter
+    from requests.cookies import cookiejar_from_dict
 
     IMPORT_ERROR = None
 except ImportError:
     IMPORT_ERROR = traceback.format_exc()
-    CommandBaseSession = object
+    CommandBaseSession = ProxmoxHTTPAuthBase = HTTPAdapter = object
 
 #: Seconds between two looks at a task: the API has no event for its end.
 _TASK_INTERVALS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
@@ -50,32 +58,50 @@ _KINDS = (
     ("already", r"already running|not running|is already at specified size"),
     ("storage_full", r"No space left|out of space|not enough (free )?space"),
 )
+#: The answer did not come back: a read is asked again, and of a change nobody knows whether it took effect.
+_NO_ANSWER = ("timeout", "dropped", "node_unreachable", "overloaded")
+#: After a change, what makes a second look at the container worth while: the effect is not known, or somebody else has
+#: done something meanwhile, a run whose controller died for instance.
+_LOOK_AGAIN = (*_NO_ANSWER, "not_proxmox", "task_lost", "conflict", "exists", "already")
+#: What a look at a task may meet while the task runs on.
+_POLL_AGAIN = (*_NO_ANSWER, "unreachable", "not_proxmox", "refused")
 
 
 class ApiError(Exception):
     """A call that failed.
 
-    ``kind`` is one word: unreachable, dropped, tls, no_ca, no_credentials, timeout, not_proxmox, unauthorized,
-    forbidden, bad_request, absent, locked, no_quorum, node_unreachable, conflict, exists, already, storage_full,
-    task_failed, task_timeout, refused.
-    ``status`` is the HTTP status, or None where none came back.
+    ``kind`` is one word: unreachable, dropped, tls, no_ca, no_credentials, no_root_way,
+    bad_fingerprint, timeout, overloaded, not_proxmox,
+    unauthorized, forbidden, bad_request, absent, locked, no_quorum, node_unreachable, conflict, exists, already,
+    storage_full, task_failed, task_lost, task_timeout, refused.
+    ``status`` is the HTTP status, or None where none came back. ``fields``: what a 400 says of each parameter.
+    ``changing``: it was a change, not a read. ``ended``: a task that ran to its end, badly.
     """
 
-    def __init__(self, kind: str, message: str, status: int | None = None):
+    def __init__(self, kind: str, message: str, status: int | None = None, ended: bool = False, fields=None):
         super().__init__(message)
-        self.kind, self.status = kind, status
+        self.kind, self.status, self.ended = kind, status, ended
+        self.fields: dict[str, str] = fields or {}
+        self.changing = False
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether a change that ended like this may have done something all the same."""
+        return self.ended or self.kind in (*_NO_ANSWER, "not_proxmox", "task_lost", "task_timeout")
+
+    @property
+    def look_again(self) -> bool:
+        """Whether the container has to be looked at before anybody can say what this failure means."""
+        return self.changing and self.kind in _LOOK_AGAIN
 
 
 def classify(status: int, text: str) -> str:
     """The kind of an HTTP error from its status and its reason phrase, which is where Proxmox puts the message."""
-    if status == 401:
-        return "unauthorized"
-    if status == 403:
-        return "forbidden"
-    if status == 400:
-        return "bad_request"
-    if status in (595, 596):
-        return "node_unreachable"
+    by_status = {401: "unauthorized", 403: "forbidden", 400: "bad_request", 595: "node_unreachable"}
+    if status in by_status:
+        return by_status[status]
+    if status in (408, 429, 502, 503, 504, 596, 597, 598, 599):
+        return "overloaded"
     return next((kind for kind, pattern in _KINDS if re.search(pattern, text)), "refused")
 
 
@@ -86,6 +112,7 @@ class Api:
     :param where: how messages name it.
     :param lock_timeout: seconds a change is retried while the container is locked.
     :param task_timeout: seconds a task may run.
+    :param login: gets a new ticket where the identity is a password; called again when Proxmox says it has expired.
     """
 
     def __init__(
@@ -94,13 +121,15 @@ class Api:
         where: str,
         lock_timeout: float = 60,
         task_timeout: float = 600,
+        login=None,
         sleep=time.sleep,
         clock=time.monotonic,
     ):
         self._resource, self.where = resource, where
         self._lock_timeout, self._task_timeout = lock_timeout, task_timeout
-        self._sleep, self._clock = sleep, clock
+        self._login, self._sleep, self._clock = login, sleep, clock
         self.calls: list[str] = []
+        self.upids: list[str] = []
         self.warnings: list[str] = []
 
     def get(self, path: str, **params):
@@ -109,13 +138,13 @@ class Api:
             try:
                 return self._call("GET", path, params)
             except ApiError as error:
-                if error.kind not in ("timeout", "dropped", "node_unreachable") or attempt == _READ_ATTEMPTS:
+                if error.kind not in _NO_ANSWER or attempt == _READ_ATTEMPTS:
                     raise
                 self._sleep(0.5 * attempt)
         raise AssertionError("unreachable")
 
-    def change(self, method: str, path: str, **params):
-        """The data of a POST, PUT or DELETE.
+    def change(self, method: str, path: str, what: str, **params) -> None:
+        """Send a POST, PUT or DELETE, and wait for the task that it begins.
 
         It is repeated only where Proxmox said that it had done nothing, because of a lock. After a timeout nobody
         knows, and the caller has to read what is there.
@@ -124,33 +153,57 @@ class Api:
         pause = 0.5
         while True:
             try:
-                return self._call(method, path, params)
+                upid = self._call(method, path, params)
+                if isinstance(upid, str) and upid.startswith("UPID:"):
+                    self.follow(upid, what)
+                return
             except ApiError as error:
+                error.changing = True
                 if error.kind != "locked" or self._clock() + pause > deadline:
                     raise
             self._sleep(pause)
             pause = min(pause * 2, 5)
 
     def _call(self, method: str, path: str, params: dict):
+        try:
+            return self._send(method, path, params)
+        except ApiError as error:
+            # A ticket lives for two hours, and less when the node's key is renewed; a 401 has changed nothing.
+            if error.kind != "unauthorized" or self._login is None:
+                raise
+        self.login()
+        return self._send(method, path, params)
+
+    def login(self) -> None:
+        """Get a ticket, where the identity is a password."""
+        if self._login is not None:
+            self._login(self._send)
+
+    def _send(self, method: str, path: str, params: dict):
         self.calls.append(f"{method} {path}")
         wire = {key: int(value) if isinstance(value, bool) else value for key, value in params.items()}
         what = f"{method} {path} at {self.where}"
         try:
             data = getattr(self._resource(path), method.lower())(**wire)
         except ResourceException as error:
-            text = _text(error)
+            fields = _fields(error)
+            details = "; ".join(f"{name}: {why}" for name, why in fields.items())
+            text = f"{str(error.content or error.status_message or '').strip()} {details}".strip()
             raise ApiError(
-                classify(error.status_code, text), f"{what}: {error.status_code} {text}", error.status_code
+                classify(error.status_code, text),
+                f"{what}: {error.status_code} {text}",
+                error.status_code,
+                fields=fields,
             ) from error
         except requests.exceptions.SSLError as error:
-            raise ApiError("tls", f"{what}: the certificate is not trusted: {_cause(error)}") from error
+            raise _tls(what, _cause(error)) from error
         except requests.exceptions.ConnectTimeout as error:
             raise ApiError("unreachable", f"{what}: no answer to the connection attempt") from error
         except requests.exceptions.Timeout as error:
             raise ApiError("timeout", f"{what}: no answer in time; whether it took effect is not known") from error
-        except requests.exceptions.ConnectionError as error:
+        except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
             # A refused connection reached nobody; a dropped one may have.
-            dropped = "Connection aborted" in str(error) or "RemoteDisconnected" in str(error)
+            dropped = re.search("Connection (aborted|broken|reset)|RemoteDisconnected|IncompleteRead", str(error))
             raise ApiError("dropped" if dropped else "unreachable", f"{what}: {_cause(error)}") from error
         except requests.exceptions.RequestException as error:
             raise ApiError("not_proxmox", f"{what}: {_cause(error)}") from error
@@ -165,25 +218,30 @@ class Api:
 
         ``stopped`` alone is no success; only ``OK`` and ``WARNINGS: N`` are.
         """
-        node = upid.split(":")[1]
-        path = f"nodes/{node}/tasks/{quote(upid, safe='')}"
+        self.upids.append(upid)
+        path = f"nodes/{upid.split(':')[1]}/tasks/{quote(upid, safe='')}"
         deadline = self._clock() + self._task_timeout
         intervals = iter(_TASK_INTERVALS)
         while True:
+            trouble = ""
             try:
-                status = self.get(f"{path}/status")
+                status = self._call("GET", f"{path}/status", {})
             except ApiError as error:
+                if error.kind == "bad_request":
+                    raise ApiError("task_lost", f"{what}: the node does not know its task {upid} any more") from error
+                if error.kind not in _POLL_AGAIN:
+                    raise ApiError(
+                        error.kind, f"{what}: its task {upid} runs on, but cannot be watched: {error}", error.status
+                    ) from error
                 # The task runs on whatever happens to this connection: keep looking until the deadline.
-                if error.kind not in ("timeout", "dropped", "unreachable", "node_unreachable"):
-                    raise
-                status = {"status": "unknown"}
+                status, trouble = {}, f" (the last look: {error})"
             if status.get("status") == "stopped":
                 break
             if self._clock() > deadline:
                 raise ApiError(
                     "task_timeout",
-                    f"{what}: task {upid} has not ended within {self._task_timeout:g} s; it "
-                    "goes on, and the next run takes it up",
+                    f"{what}: task {upid} has not ended within {self._task_timeout:g} s{trouble}; it goes on, and "
+                    "the next run takes it up",
                 )
             self._sleep(next(intervals, _TASK_INTERVALS[-1]))
         result = str(status.get("exitstatus", ""))
@@ -193,25 +251,33 @@ class Api:
         if result.startswith("WARNINGS"):
             self.warnings += [line for line in tail if "WARN" in line.upper()] or [f"{what}: {result}"]
             return
+        kind = classify(500, result)
         raise ApiError(
-            "already" if classify(500, result) == "already" else "task_failed",
-            f"{what} failed: {result or 'it ended without a result'}" + ("\n" + "\n".join(tail) if tail else ""),
+            "task_failed" if kind == "refused" else kind,
+            "\n".join([f"{what} failed: {result or 'it ended without a result'} (task {upid})", *tail]),
+            ended=True,
         )
 
     def _log_tail(self, path: str) -> list[str]:
         try:
             lines = self.get(f"{path}/log", limit=0)
-        except ApiError:
-            return []
-        return [line.get("t", "") for line in sorted(lines, key=lambda line: line.get("n", 0))][-_LOG_TAIL:]
+            return [line.get("t", "") for line in sorted(lines, key=lambda line: line.get("n", 0))][-_LOG_TAIL:]
+        except ApiError as error:
+            return [f"(its log cannot be read: {error})"]
 
 
-def _text(error) -> str:
-    """The words of a ResourceException: Proxmox's message, then what it says of each field."""
-    text = str(error.content or error.status_message or "").strip()
-    fields = error.errors if isinstance(error.errors, dict) else {}
-    details = "; ".join(f"{name}: {str(why).strip()}" for name, why in fields.items() if isinstance(why, str))
-    return f"{text} {details}".strip()
+def _tls(what: str, cause: str) -> ApiError:
+    """A failed handshake: a certificate that is not the expected one, or a port where nobody speaks TLS."""
+    if re.search("certificate|[Ff]ingerprint|[Hh]ostname", cause):
+        return ApiError("tls", f"{what}: the certificate is not trusted: {cause}")
+    return ApiError("not_proxmox", f"{what}: what answers there does not speak TLS: {cause}")
+
+
+def _fields(error) -> dict[str, str]:
+    """What a ResourceException says of each parameter; pvesh has it in the lines behind the first."""
+    if isinstance(error.errors, dict):
+        return {name: str(why).strip() for name, why in error.errors.items() if isinstance(why, str)}
+    return dict(re.findall(r"^([\w.-]+): (.+)$", str(error.content or ""), re.M)) if error.status_code == 400 else {}
 
 
 def _cause(error) -> str:
@@ -225,62 +291,128 @@ def _cause(error) -> str:
     return str(seen)
 
 
-def connect(options: dict) -> Api:
-    """The API over HTTPS, from the options of doc fragment ``pve``.
+class Pinned(HTTPAdapter):
+    """HTTPS to the server that has exactly this certificate: its SHA-256 fingerprint, checked in every handshake."""
 
-    A ticket login happens here; with a token nothing is sent yet. Raises ApiError.
+    def __init__(self, fingerprint: str):
+        self._fingerprint = fingerprint
+        super().__init__()
+
+    def init_poolmanager(self, *args, **kwargs):
+        super().init_poolmanager(*args, assert_fingerprint=self._fingerprint, **kwargs)
+
+    def proxy_manager_for(self, proxy, **kwargs):
+        return super().proxy_manager_for(proxy, assert_fingerprint=self._fingerprint, **kwargs)
+
+
+class Ticket(ProxmoxHTTPAuthBase):
+    """The identity of a user by password. proxmoxer's own logs in past the session, and so past a fingerprint."""
+
+    def __init__(self, user: str, password: str, **options):
+        super().__init__(**options)
+        self._user, self._password = user, password
+        self._ticket = self._csrf = ""
+
+    def login(self, send) -> None:
+        """Get a ticket through ``send(method, path, params)``."""
+        self._ticket = self._csrf = ""
+        data = send("POST", "access/ticket", {"username": self._user, "password": self._password})
+        if data.get("NeedTFA"):
+            raise ApiError(
+                "unauthorized", f"{self._user} has a second factor, which no program can give: use an API token", 401
+            )
+        self._ticket, self._csrf = data["ticket"], data["CSRFPreventionToken"]
+
+    def get_cookies(self):
+        return cookiejar_from_dict({"PVEAuthCookie": self._ticket} if self._ticket else {})
+
+    def __call__(self, request):
+        if request.method != "GET" and self._csrf:
+            request.headers["CSRFPreventionToken"] = self._csrf
+        return request
+
+
+def connect(options: dict) -> Api:
+    """The API with the identity that the options of doc fragment ``pve`` give: token, password or the node itself.
+
+    A ticket login happens here; otherwise nothing is sent yet. Raises ApiError.
     """
-    host, port = options["api_host"], options["api_port"]
+    if options.get("api_via") == "node":
+        node = connect_root(options)
+        if node is None:
+            raise ApiError("no_root_way", "api_via is node, and root_via says that there is no way to pvesh on it")
+        return node
+    host, port, user = options["api_host"], options["api_port"], options.get("api_user")
     where = f"https://{host}:{port}"
-    verify = True
-    if options.get("api_ca_path"):
-        verify = str(Path(options["api_ca_path"]).expanduser())
-        if not Path(verify).is_file():
-            raise ApiError("no_ca", f"api_ca_path is {verify!r}: there is no such file")
-    if options.get("api_password"):
-        credentials = {"password": options["api_password"]}
-    elif options.get("api_token_id") and options.get("api_token_secret"):
-        credentials = {
-            "token_name": options["api_token_id"].rpartition("!")[2],
-            "token_value": options["api_token_secret"],
-        }
+    shared = {"verify_ssl": _verify(options), "timeout": options["api_timeout"], "service": "PVE"}
+    if user and options.get("api_password"):
+        auth = Ticket(user, options["api_password"], **shared)
+    elif user and options.get("api_token_id") and options.get("api_token_secret"):
+        name = options["api_token_id"].rpartition("!")[2]
+        auth = ProxmoxHTTPApiTokenAuth(user, name, options["api_token_secret"], **shared)
     else:
         raise ApiError("no_credentials", f"{where}: neither a token with its secret nor a password is given")
+    session = ProxmoxHttpSession()
+    session.auth = auth
+    session.headers["accept"] = JsonSerializer().get_accept_types()
+    if options.get("api_fingerprint"):
+        session.mount("https://", Pinned(_fingerprint(options["api_fingerprint"])))
     # A proxy for the internet is not one for this machine.
-    proxies = {"http": "", "https": ""} if host in ("localhost", "::1") or host.startswith("127.") else None
-    try:
-        client = ProxmoxAPI(
-            host,
-            port=port,
-            user=options["api_user"],
-            verify_ssl=verify,
-            proxies=proxies,
-            timeout=options["api_timeout"],
-            backend="https",
-            **credentials,
-        )
-    except AuthenticationError as error:
-        raise ApiError("unauthorized", f"login of {options['api_user']} at {where} was refused", 401) from error
-    except requests.exceptions.SSLError as error:
-        raise ApiError("tls", f"{where}: the certificate is not trusted: {_cause(error)}") from error
-    except requests.exceptions.RequestException as error:
-        raise ApiError("unreachable", f"{where}: {_cause(error)}") from error
-    return Api(client, where, options["lock_timeout"], options["task_timeout"])
+    session.trust_env = not (host in ("localhost", "::1") or host.startswith("127."))
+    name = f"[{host}]" if ":" in host else host
+    resource = ProxmoxResource(
+        base_url=f"https://{name}:{port}/api2/json", session=session, serializer=JsonSerializer()
+    )
+    login = getattr(auth, "login", None)
+    api = Api(resource, where, options["lock_timeout"], options["task_timeout"], login)
+    api.login()
+    return api
+
+
+def _verify(options: dict) -> bool | str:
+    """What requests verifies certificates against; an explicit choice holds whatever the environment says.
+
+    requests lets REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE take the place of True alone. With a fingerprint and no
+    authority, the fingerprint is the verification.
+    """
+    if options.get("api_ca_path"):
+        path = Path(options["api_ca_path"]).expanduser()
+        if not path.is_file():
+            raise ApiError("no_ca", f"api_ca_path is {str(path)!r}: there is no such file")
+        return str(path)
+    return not options.get("api_fingerprint")
+
+
+def _fingerprint(text: str) -> str:
+    """The 64 digits of a SHA-256 fingerprint, as Proxmox shows it with colons between them."""
+    digits = text.replace(":", "").lower()
+    if not re.fullmatch("[0-9a-f]{64}", digits):
+        raise ApiError("bad_fingerprint", "a SHA-256 fingerprint has 64 hexadecimal digits")
+    return digits
 
 
 def identity(options: dict) -> str:
     """Who the API sees: ``root@pam`` or ``root@pam!token``."""
+    if options.get("api_via") == "node":
+        return "root@pam"
     if options.get("api_password"):
         return options["api_user"]
-    return f"{options['api_user']}!{(options.get('api_token_id') or '').rpartition('!')[2]}"
+    return f"{options.get('api_user')}!{(options.get('api_token_id') or '').rpartition('!')[2]}"
 
 
 class PveshSession(CommandBaseSession):
-    """proxmoxer's command session with a prefix: run here, or behind ``ssh`` with its host key verified."""
+    """proxmoxer's command session with a prefix: run here, or behind ``ssh`` with its host key verified.
 
-    def __init__(self, prefix: list[str], timeout: float):
+    pvesh runs the task that a change begins in the foreground, so a change takes as long as its task may.
+    """
+
+    def __init__(self, prefix: list[str], timeout: float, task_timeout: float):
         super().__init__(service="PVE", timeout=timeout)
-        self._prefix = prefix
+        self._prefix, self._timeout, self._task_timeout = prefix, timeout, task_timeout
+
+    def request(self, method, url, **more):
+        self.timeout = self._timeout if method == "GET" else self._timeout + self._task_timeout
+        return super().request(method, url, **more)
 
     def _exec(self, cmd):
         # One shell word for ssh, which joins its arguments with spaces; pvesh corrupts text without a UTF-8 locale.
@@ -297,7 +429,7 @@ class PveshSession(CommandBaseSession):
         except subprocess.TimeoutExpired as error:
             raise ApiError(
                 "timeout",
-                f"{full[0]} … pvesh gave no answer within {self.timeout} s; whether it took effect is not known",
+                f"{full[0]} … pvesh gave no answer within {self.timeout:g} s; whether it took effect is not known",
             ) from error
         except OSError as error:
             raise ApiError("unreachable", f"{full[0]} cannot be run here: {error.strerror}") from error
@@ -323,7 +455,7 @@ def connect_root(options: dict) -> Api | None:
         node = options.get("root_ssh") or {}
         prefix = ssh_prefix(node, options["api_host"])
         where = f"pvesh on {node.get('host') or options['api_host']}"
-    session = PveshSession(prefix, options["api_timeout"])
+    session = PveshSession(prefix, options["api_timeout"], options["task_timeout"])
     resource = ProxmoxResource(base_url="", session=session, serializer=JsonSimpleSerializer())
     return Api(resource, where, options["lock_timeout"], options["task_timeout"])
 

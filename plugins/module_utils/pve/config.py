@@ -21,9 +21,9 @@ PROPERTY_KINDS = ("rootfs", "mp", "unused", "dev", "net", "features", "startup")
 
 #: What an omitted property means, so that ``firewall=0`` and no ``firewall`` compare equal.
 DEFAULTS = {
-    "net": {"firewall": "0", "link_down": "0", "type": "veth"},
+    "net": {"firewall": "0", "link_down": "0", "host-managed": "0", "type": "veth"},
     "dev": {"mode": "0660", "uid": "0", "gid": "0", "deny-write": "0"},
-    "mp": {"ro": "0", "backup": "0", "quota": "0", "shared": "0", "replicate": "1"},
+    "mp": {"ro": "0", "backup": "0", "quota": "0", "shared": "0", "keepattrs": "0", "replicate": "1"},
     "rootfs": {"ro": "0", "quota": "0", "shared": "0", "replicate": "1"},
     "features": {"nesting": "0", "keyctl": "0", "fuse": "0", "mknod": "0", "force_rw_sys": "0"},
 }
@@ -31,12 +31,13 @@ DEFAULTS = {
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 _TRUE, _FALSE = ("1", "on", "yes", "true"), ("0", "off", "no", "false")
 _BOOLEANS = {
-    "net": ("firewall", "link_down"),
+    "net": ("firewall", "link_down", "host-managed"),
     "dev": ("deny-write",),
-    "mp": ("ro", "backup", "quota", "shared", "replicate", "acl"),
+    "mp": ("ro", "backup", "quota", "shared", "keepattrs", "replicate", "acl"),
     "rootfs": ("ro", "quota", "shared", "replicate", "acl"),
     "features": ("nesting", "keyctl", "fuse", "mknod", "force_rw_sys"),
 }
+_NUMBERS = {"net": ("rate",), "cpulimit": ("",)}
 _SETS = {"features": ("mount",), "mp": ("mountoptions",), "rootfs": ("mountoptions",), "net": ("trunks",)}
 
 
@@ -101,7 +102,7 @@ def canonical(key: str, text: str) -> dict[str, str]:
         # Proxmox appends a newline to every description.
         return {"": str(text).rstrip("\n")}
     if what not in PROPERTY_KINDS:
-        return {"": wire(text)}
+        return {"": _number(text) if what in _NUMBERS else wire(text)}
     props = parse(key, text)
     for name, value in list(props.items()):
         if name in _BOOLEANS.get(what, ()):
@@ -110,6 +111,8 @@ def canonical(key: str, text: str) -> dict[str, str]:
             props[name] = str(size_bytes(value))
         elif name == "hwaddr":
             props[name] = value.upper()
+        elif name in _NUMBERS.get(what, ()):
+            props[name] = _number(value)
         elif name in _SETS.get(what, ()):
             props[name] = ";".join(sorted(filter(None, value.split(";"))))
         if props[name] == DEFAULTS.get(what, {}).get(name):
@@ -151,7 +154,18 @@ def wire(value: object) -> str:
     """A value as the API takes it: proxmoxer would send True as the word, which Proxmox refuses with 400."""
     if isinstance(value, bool):
         return "1" if value else "0"
-    return str(value)
+    if isinstance(value, (list, tuple)):
+        return ";".join(map(str, value))
+    return _number(value) if isinstance(value, float) else str(value)
+
+
+def _number(value: object) -> str:
+    """``2`` for 2.0, as Proxmox answers; what is no number stays as it is."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return str(value)
+    return str(int(number)) if number.is_integer() else str(number)
 
 
 def _boolean(text: str) -> str:

@@ -1,7 +1,7 @@
 # Copyright (c) dflash.launchproof contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One container through the API: read it, send planned steps, follow their tasks."""
+"""One container through the API: read it, send planned steps, take up what an interrupted run left behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.pve import conf
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.api import Api, ApiError
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.config import Container
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.plan import Problem, Step
+
+#: The tasks that the steps of a plan begin. Others (a backup, a console) are nobody's interrupted run.
+_OWN_TASKS = ("vzcreate", "vzstart", "vzshutdown", "vzstop", "vzreboot", "vzdestroy", "resize")
 
 
 class Lifecycle:
@@ -25,43 +28,91 @@ class Lifecycle:
         self._tasks = f"nodes/{node}/tasks"
         self._shutdown_timeout = shutdown_timeout
         self.done: list[str] = []
-        self.upids: list[str] = []
+        #: The step that was sent last, as long as nobody knows what became of it.
+        self.begun: str | None = None
+        #: What a plan was made from, as long as this run has not changed it.
+        self._seen: Container | None = None
+
+    @property
+    def _ways(self) -> list[Api]:
+        return [self.api, *([self.root] if self.root and self.root is not self.api else [])]
+
+    @property
+    def calls(self) -> list[str]:
+        return [call for way in self._ways for call in way.calls]
+
+    @property
+    def upids(self) -> list[str]:
+        return [upid for way in self._ways for upid in way.upids]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [text for way in self._ways for text in way.warnings]
 
     def read(self) -> Container | None:
-        """The container as it is now, in two calls; None if this node has none with that id.
+        """The container as it is now, in two calls; None if there is none with that id.
 
-        A task that still creates it, left behind by an interrupted run, is waited for first.
+        One that is just being created, by a run that was interrupted, is waited for: before that it shows nothing.
         """
-        found = self.peek()
-        if found is not None and found.lock == "create":
-            for task in self.api.get(self._tasks, vmid=self.vmid, source="active"):
-                self.upids.append(task["upid"])
-                self.api.follow(task["upid"], f"the running creation of container {self.vmid}")
-            found = self.peek()
+        found = self._peek()
+        if found is not None and found.lock == "create" and self.take_up():
+            found = self._peek()
+        self._seen = found
         return found
 
-    def peek(self) -> Container | None:
-        """The container as it is now, whatever runs; None if this node has none with that id."""
+    def _peek(self) -> Container | None:
         try:
             items = self.api.get(f"{self._path}/pending")
             status = self.api.get(f"{self._path}/status/current")
         except ApiError as error:
-            if error.kind == "absent":
+            # Whoever has rights on a pool alone is not told that a number is free, but that it is not to be looked at.
+            if error.kind == "absent" or (error.kind == "forbidden" and self._is_free()):
                 return None
             raise
         return config.from_pending(items, status.get("status") == "running")
 
+    def take_up(self) -> bool:
+        """Wait for the tasks that an interrupted run left working on the container; whether there were any.
+
+        How they end is no failure of this run, which looks at what is there then and goes on from it.
+        """
+        running = [
+            task
+            for task in self.api.get(self._tasks, vmid=self.vmid, source="active")
+            # A real node lists tasks among the active ones for a while after their end.
+            if task["type"] in _OWN_TASKS and not task.get("status") and not task.get("endtime")
+        ]
+        for task in running:
+            try:
+                self.api.follow(task["upid"], f"{task['type']} of container {self.vmid}, which was running already")
+            except ApiError as error:
+                if not error.ended:
+                    raise
+                self.api.warnings.append(f"{error}\nIt was an earlier run's; what it left undone is done now.")
+        return bool(running)
+
+    def _is_free(self) -> bool:
+        """Whether no guest of the cluster has this id. This takes no right, unlike a look at the guest."""
+        try:
+            self.api.get("cluster/nextid", vmid=self.vmid)
+        except ApiError as error:
+            if error.kind != "bad_request":
+                raise
+            return False
+        return True
+
     def elsewhere(self) -> Problem | None:
         """Who has this id, when this node has no container with it: asked before a container is created."""
-        for guest in self.api.get("cluster/resources", type="vm"):
-            if int(guest.get("vmid", 0)) == self.vmid:
-                return Problem(
-                    "container.vmid",
-                    self.vmid,
-                    f"taken by {guest['type']} {guest.get('name', '')!r} on node {guest['node']!r}",
-                    "Choose a free vmid.",
-                )
-        return None
+        if self._is_free():
+            return None
+        guests = [guest for guest in self.api.get("cluster/resources", type="vm") if guest.get("vmid") == self.vmid]
+        who = [f"{guest['type']} {guest.get('name', '')!r} on node {guest['node']!r}" for guest in guests]
+        return Problem(
+            "container.vmid",
+            self.vmid,
+            f"taken by {who[0] if who else 'a guest that this identity may not see'}",
+            "Choose a free vmid.",
+        )
 
     def addresses(self) -> dict[str, list[str]]:
         """Global addresses of the running container by interface, without their prefix."""
@@ -81,27 +132,46 @@ class Lifecycle:
 
     def apply(self, step: Step) -> None:
         """Send one step and wait for its end. Raises ApiError."""
-        what = f"{step.action} of container {self.vmid}"
         api = self.root if step.root and self.root else self.api
-        if step.action == "create":
-            upid = api.change("POST", self._guests, **step.params)
-        elif step.action == "config":
-            api.change("PUT", f"{self._path}/config", **step.params, digest=self._digest())
-            upid = None
-        elif step.action == "resize":
-            upid = api.change("PUT", f"{self._path}/resize", **step.params, digest=self._digest())
+        params = dict(step.params)
+        if step.action in ("config", "resize"):
+            params["digest"] = self._digest()
+        elif step.action == "shutdown":
+            params |= {"timeout": self._shutdown_timeout, "forceStop": 1}
+        elif step.action == "reboot":
+            params["timeout"] = self._shutdown_timeout
         elif step.action == "destroy":
-            upid = api.change("DELETE", self._path, purge=1)
-        elif step.action in ("shutdown", "reboot"):
-            extra = {"forceStop": 1} if step.action == "shutdown" else {}
-            upid = api.change("POST", f"{self._path}/status/{step.action}", timeout=self._shutdown_timeout, **extra)
-        else:
-            upid = api.change("POST", f"{self._path}/status/{step.action}")
-        self.done.append(step.describe())
-        if isinstance(upid, str) and upid.startswith("UPID:"):
-            self.upids.append(upid)
-            self.api.follow(upid, what)
+            params["purge"] = 1
+        method, path = {
+            "create": ("POST", self._guests),
+            "config": ("PUT", f"{self._path}/config"),
+            "resize": ("PUT", f"{self._path}/resize"),
+            "destroy": ("DELETE", self._path),
+        }.get(step.action, ("POST", f"{self._path}/status/{step.action}"))
+        self.begun, self._seen = step.describe(), None
+        try:
+            api.change(method, path, f"{step.action} of container {self.vmid}", **params)
+        except ApiError as error:
+            if not error.uncertain:
+                self.begun = None
+            raise
+        self.done.append(self.begun)
+        self.begun = None
 
     def _digest(self) -> str:
-        """The digest a change is tied to: Proxmox refuses the change if the configuration moved since."""
-        return self.api.get(f"{self._path}/config")["digest"]
+        """The digest of the configuration that the plan was made from: Proxmox refuses a change of any other.
+
+        A real node tells it with the pending changes. One that does not is asked, and what it shows is held against
+        what was seen.
+        """
+        if self._seen is not None and self._seen.digest:
+            return self._seen.digest
+        shown = {key: config.wire(value) for key, value in self.api.get(f"{self._path}/config").items()}
+        digest = shown.pop("digest")
+        if self._seen is not None and shown != self._seen.config:
+            error = ApiError(
+                "conflict", f"the configuration of container {self.vmid} was changed while it was looked at"
+            )
+            error.changing = True
+            raise error
+        return digest

@@ -5,37 +5,28 @@
 
 The declaration is the ``container`` option of module pve_container, already validated by its argument spec. An option
 that is None is not managed: what is there stays. A list or a ``features`` dictionary that is given is managed whole:
-what it does not name is removed.
+what it does not name is removed. An empty text removes its key.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import re
 from dataclasses import dataclass, field, replace
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, rights
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, keys, rights
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.config import Container
 
 #: The tag that marks a container as one this project may change.
 MARK = "launchproof"
 
 #: Declaration options that are a configuration key of the same name and hold one plain value.
-SCALARS = (
-    "hostname",
-    "description",
-    "cores",
-    "cpulimit",
-    "cpuunits",
-    "memory",
-    "swap",
-    "onboot",
-    "startup",
-    "protection",
-    "nameserver",
-    "searchdomain",
-    "timezone",
-    "hookscript",
+SCALARS = tuple(
+    name
+    for name, key in keys.KEYS.items()
+    if key.text == name and not key.properties and name not in ("tags", "unprivileged")
 )
 
 #: What a running container takes without a restart (PVE::LXC::Config, vmconfig_hotplug_pending). A prediction for
@@ -55,6 +46,10 @@ _HOTPLUG = {
     "swap",
 }
 
+# What a container of ours was created with is written into its notes, where Proxmox shows no HTML comments: the API
+# does not tell, and a change of it would be silently without effect.
+_LOGIN = re.compile(r"\n?<!-- launchproof: created with (.*) -->")
+
 _GIB = 1024**3
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOSTNAME = re.compile(rf"(?=.{{1,255}}$){_LABEL}(\.{_LABEL})*")
@@ -70,7 +65,7 @@ class Problem:
     fix: str
 
     def sentence(self) -> str:
-        return f"{self.variable} is {self.value!r}: {self.problem}. {self.fix}"
+        return f"{self.variable} is {self.value!r}: {self.problem.rstrip('.')}. {self.fix}"
 
 
 @dataclass(frozen=True)
@@ -120,6 +115,20 @@ def validate(container: dict) -> list[Problem]:
     problems += _validate_devices(container.get("devices") or [])
     problems += _validate_mounts(container.get("mounts") or [])
     return problems
+
+
+def route_problems(container: dict, params: dict) -> list[Problem]:
+    """What cannot travel the way that ``params`` choose: pvesh takes parameters on a command line, for all to see."""
+    if params["api_via"] == "node" and container.get("password"):
+        return [
+            Problem(
+                "container.password",
+                "(not shown)",
+                "with pve_api_via: node it would stand in the node's list of processes",
+                "Use ssh_public_keys, or the API with a token or password (pve_api_via: https).",
+            )
+        ]
+    return []
 
 
 def _validate_networks(networks: list[dict]) -> list[Problem]:
@@ -239,6 +248,15 @@ def ownership(container: dict, before: Container | None) -> list[Problem]:
     """A container that is there but does not carry the mark is somebody else's: it is never changed."""
     if before is None or MARK in before.tags:
         return []
+    if before.lock == "create":
+        return [
+            Problem(
+                "container.vmid",
+                container["vmid"],
+                "this container is half created, and no task that this identity may see works on it any more",
+                f"As root on its node: pct unlock {container['vmid']} && pct destroy {container['vmid']}. Then run again.",
+            )
+        ]
     name = before.config.get("hostname", "without a name")
     return [
         Problem(
@@ -250,23 +268,27 @@ def ownership(container: dict, before: Container | None) -> list[Problem]:
     ]
 
 
-def wanted(container: dict, before: Container | None) -> tuple[dict[str, str | None], list[Problem]]:
+def wanted(
+    container: dict, before: Container | None, secret: str | None = None
+) -> tuple[dict[str, str | None], list[Problem]]:
     """The configuration the declaration asks for, key by key (None: removed), and what stands in its way.
 
     Only managed keys are in it. Values take over from ``before`` what a declaration leaves open: indexes of networks,
-    devices and mounts, MAC addresses, volume names.
+    devices and mounts, MAC addresses, volume names, and whatever Proxmox keeps in a key that nobody can declare.
+    ``secret`` is the one that this identity shares with the API, see ``login_mark``.
     """
     current = before.config if before else {}
     result: dict[str, str | None] = {}
     problems: list[Problem] = []
     for option in SCALARS:
         if container.get(option) is not None:
-            result[option] = config.wire(container[option])
+            result[option] = config.wire(container[option]) or None
+    _login(container, before, secret, result, problems)
     declared_tags = container.get("tags")
     if declared_tags is not None or before is None:
         result["tags"] = ";".join(config.tags(";".join([*(declared_tags or []), MARK])))
     if container.get("features") is not None:
-        result["features"] = _features(container["features"]) or None
+        result["features"] = _features(container["features"], current.get("features")) or None
     _rootfs(container, current, result, problems)
     _entries(result, current, "net", "name", container.get("networks"), "name", _network)
     _entries(result, current, "dev", "path", container.get("devices"), "path", _device)
@@ -286,11 +308,70 @@ def wanted(container: dict, before: Container | None) -> tuple[dict[str, str | N
     return result, problems
 
 
-def _features(features: dict) -> str:
+def login_mark(container: dict, secret: str | None) -> str:
+    """What is written down of the login that a container is created with; empty where there is nothing to write.
+
+    The keys are public. The password is not, and whoever may look at the container could try passwords against a plain
+    digest: it is keyed with ``secret``, an API token's, and left out where there is none that nobody can guess.
+    """
+    parts = []
+    if container.get("ssh_public_keys"):
+        # Type and key: a comment behind them changes nothing.
+        public = sorted(" ".join(key.split()[:2]) for key in container["ssh_public_keys"])
+        parts.append("ssh-keys=" + hashlib.sha256("\n".join(public).encode()).hexdigest()[:16])
+    if container.get("password") and secret:
+        about = hashlib.sha256(secret.encode()).hexdigest()[:8]
+        digest = hmac.new(secret.encode(), container["password"].encode(), "sha256").hexdigest()[:16]
+        parts.append(f"password={about}:{digest}")
+    return " ".join(parts)
+
+
+def _login(
+    container: dict, before: Container | None, secret: str | None, result: dict, problems: list[Problem]
+) -> None:
+    """Write the login mark into the notes of a new container, keep it in those of an old one, and hold it to it."""
+    now = login_mark(container, secret)
+    if before is None:
+        if now:
+            result["description"] = (
+                f"{result.get('description') or ''}\n<!-- launchproof: created with {now} -->".strip()
+            )
+        return
+    found = _LOGIN.search(before.config.get("description", ""))
+    if found is None:
+        return
+    if "description" in result:
+        result["description"] = f"{result['description'] or ''}{found[0]}".strip()
+    then, now = (dict(part.split("=", 1) for part in text.split()) for text in (found[1], now))
+    for name, option, module in (
+        ("ssh-keys", "ssh_public_keys", "ansible.posix.authorized_key"),
+        ("password", "password", "ansible.builtin.user"),
+    ):
+        # A password's digest can be compared by the holder of the same secret alone.
+        same_secret = then.get(name, "").partition(":")[0] == now.get(name, "").partition(":")[0]
+        if name in then and name in now and then[name] != now[name] and (name != "password" or same_secret):
+            problems.append(
+                Problem(
+                    f"container.{option}",
+                    container[option] if option != "password" else "(not shown)",
+                    f"container {container['vmid']} was created with another value, and Proxmox sets it at creation alone",
+                    f"Change it inside, with {module}, and leave the declaration as it was created; or destroy the "
+                    "container and deploy it anew.",
+                )
+            )
+
+
+def _features(features: dict, live: str | None) -> str:
     props = {name: "1" for name, value in features.items() if value is True}
     if features.get("mount"):
-        props["mount"] = ";".join(sorted(features["mount"]))
-    return config.render("features", props)
+        props["mount"] = sorted(features["mount"])
+    return config.render("features", {**props, **_kept("features", config.parse("features", live or ""))})
+
+
+def _kept(key: str, live: dict | None) -> dict[str, str]:
+    """What a live value holds beside the properties that a declaration manages: not ours to change or remove."""
+    known = keys.find(key).properties
+    return {name: value for name, value in (live or {}).items() if name not in known or known[name].word != "managed"}
 
 
 def _rootfs(container: dict, current: dict, result: dict, problems: list[Problem]) -> None:
@@ -341,14 +422,16 @@ def _entries(result, current, prefix, identity, declared, option, build, problem
 
 
 def _network(key, entry, live, problems):
-    props = {
+    options = ("ip", "gw", "ip6", "gw6", "mtu", "rate", "tag", "firewall", "link_down")
+    return {
         "name": entry["name"],
         "bridge": entry["bridge"],
         "hwaddr": entry.get("hwaddr") or (live or {}).get("hwaddr"),
-        **{name: entry.get(name) for name in ("ip", "gw", "ip6", "gw6", "mtu", "rate", "tag", "firewall")},
+        **{name: entry.get(name) for name in options},
+        "trunks": entry.get("trunks") or None,
+        "host-managed": entry.get("host_managed"),
+        **_kept(key, live),
     }
-    # Not ours to declare, and not ours to remove.
-    return {**props, **{name: live[name] for name in ("type", "host-managed", "trunks") if name in (live or {})}}
 
 
 def _device(key, entry, live, problems):
@@ -358,11 +441,18 @@ def _device(key, entry, live, problems):
         "uid": entry.get("uid"),
         "gid": entry.get("gid"),
         "deny-write": entry.get("deny_write"),
+        **_kept(key, live),
     }
 
 
 def _mount(key, entry, live, problems):
-    options = {"mp": entry["target"], "ro": entry.get("read_only"), "backup": entry.get("backup")}
+    options = {
+        "mp": entry["target"],
+        "ro": entry.get("read_only"),
+        **{name: entry.get(name) for name in ("backup", "acl", "quota", "replicate", "shared", "keepattrs", "idmap")},
+        "mountoptions": sorted(entry.get("mountoptions") or []) or None,
+        **_kept(key, live),
+    }
     if entry.get("source") is not None:
         return {"volume": entry["source"], **options}
     where = f"container.mounts[{entry['target']}]"
@@ -424,8 +514,7 @@ def steps(
         params |= {"vmid": container["vmid"], "ostemplate": container["template"]}
         if container.get("ssh_public_keys"):
             params["ssh-public-keys"] = "\n".join(container["ssh_public_keys"])
-        if container.get("password"):
-            params["password"] = container["password"]
+        params |= {name: container[name] for name in ("password", "pool") if container.get(name)}
         result.append(Step("create", params))
     else:
         for key, size in _resizes(ordinary, before).items():

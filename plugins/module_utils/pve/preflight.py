@@ -34,19 +34,19 @@ class Preflight:
 
     def run(self) -> None:
         """All checks. Raises ApiError only when the API itself cannot be used: then nothing else can be known."""
+        self.problems += plan.route_problems(self.container, self.params)
         self.api = pve_api.connect(self.params)
-        version = self.api.get("version")
         if not self._node():
             return
         before = self._vmid()
         if before is None:
             self.problems += plan.creation_problems(self.container)
-        want, found = plan.wanted(self._valid(), before)
+        want, found = plan.wanted(self._valid(), before, self.params["api_token_secret"])
         self.problems += found
         delta = plan.changes(want, before)
         self._storages(before, delta)
         self._bridges(delta)
-        self._rights(before, delta, int(str(version.get("version", "8")).split(".", maxsplit=1)[0]))
+        self._rights(before, delta)
         self._devices()
 
     def _valid(self) -> dict:
@@ -72,7 +72,7 @@ class Preflight:
     def _vmid(self) -> config.Container | None:
         """The container that is there, if it is ours; otherwise the vmid must be free in the whole cluster."""
         life = Lifecycle(self.api, None, self.node, self.container["vmid"], 0)
-        before = life.peek()
+        before = life.read()
         if before is None:
             taken = life.elsewhere()
             self.problems += [taken] if taken else []
@@ -150,31 +150,12 @@ class Preflight:
                 f"Choose one of {', '.join(sorted(there)) or '(none that this identity may see)'}.",
             )
 
-    def _rights(self, before: config.Container | None, delta: dict, major: int) -> None:
+    def _rights(self, before: config.Container | None, delta: dict) -> None:
         """The identity may do what will be done, and root-only keys have a way."""
-        unprivileged = is_unprivileged(self.container, before)
-        guarded = plan.root_only(delta, before, unprivileged)
+        guarded = plan.root_only(delta, before, is_unprivileged(self.container, before))
         self.problems += root_problems(guarded, self.params)
-        if pve_api.identity(self.params) == "root@pam":
-            return
-        ordinary = {key: value for key, value in delta.items() if key not in guarded}
-        wanted = rights.needed(
-            self.container["vmid"],
-            ordinary,
-            create=before is None,
-            power=True,
-            unprivileged=unprivileged,
-            template=self.container.get("template") if before is None else None,
-            privileged_is_guarded=major >= 9,
-        )
-        who = pve_api.identity(self.params)
-        for right in rights.missing(self.api.get("access/permissions"), wanted):
-            self._wrong(
-                "pve_api_user",
-                who,
-                f"it lacks {' or '.join(right.privileges)} on {right.path}, needed for {right.because}",
-                f"As root on a node: {right.grant(who)}",
-            )
+        wanted = rights_for(self.api, self.container, before, delta, guarded, power=True)
+        self.problems += missing_rights(self.api, self.params, wanted)
 
     def _devices(self) -> None:
         """Declared device nodes exist: Proxmox finds out at the start only. The API cannot tell; a root way can."""
@@ -196,6 +177,44 @@ def is_unprivileged(container: dict, before: config.Container | None) -> bool:
     if before is not None:
         return before.config.get("unprivileged", "0") == "1"
     return container.get("unprivileged") is not False
+
+
+def rights_for(
+    api: Api, container: dict, before: config.Container | None, delta: dict, guarded: dict, *, power: bool
+) -> list[rights.Right]:
+    """The rights that bringing ``delta`` about takes, but for the root-only keys in ``guarded``."""
+    create, unprivileged = before is None, is_unprivileged(container, before)
+    return rights.needed(
+        container["vmid"],
+        {key: value for key, value in delta.items() if key not in guarded},
+        create=create,
+        power=power,
+        unprivileged=unprivileged,
+        template=container.get("template") if create else None,
+        pool=container.get("pool") if create else None,
+        # A privileged container is rare, and the version is asked for its sake alone.
+        privileged_is_guarded=create and not unprivileged and _major(api) >= 9,
+    )
+
+
+def _major(api: Api) -> int:
+    return int(str(api.get("version").get("version", "8")).split(".", maxsplit=1)[0])
+
+
+def missing_rights(api: Api, params: dict, wanted: list[rights.Right]) -> list[Problem]:
+    """Those of the ``wanted`` rights that the API identity lacks; root@pam itself is not asked, it may do everything."""
+    who = pve_api.identity(params)
+    if who == "root@pam" or not wanted:
+        return []
+    return [
+        Problem(
+            "pve_api_user",
+            who,
+            f"{right.lacking()}, needed for {right.because}",
+            f"As root on a node: {right.grant(who)}",
+        )
+        for right in rights.missing(api.get("access/permissions"), wanted)
+    ]
 
 
 def root_problems(guarded: dict[str, str], params: dict) -> list[Problem]:

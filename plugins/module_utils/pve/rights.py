@@ -48,11 +48,16 @@ _PRIVILEGE = {
 
 @dataclass(frozen=True)
 class Right:
-    """One of ``privileges`` on ``path``, needed because of ``because``."""
+    """One of ``privileges`` on ``path``, or on ``pool``, the path of its pool; needed because of ``because``."""
 
     path: str
     privileges: tuple[str, ...]
     because: str
+    pool: str | None = None
+
+    def lacking(self) -> str:
+        """What an identity without it lacks, in words."""
+        return f"it lacks {' or '.join(self.privileges)} on {self.path}" + (f" or {self.pool}" if self.pool else "")
 
     def grant(self, who: str) -> str:
         """The command that grants it to ``who``, a user or token, through a built-in role.
@@ -62,7 +67,13 @@ class Right:
         role = ROLE.get(self.privileges[0], "Administrator")
         user, token, _name = who.partition("!")
         also = f" --tokens '{who}'" if token else ""
-        return f"pveum acl modify {self.path} --users '{user}'{also} --roles {role}"
+        return f"pveum acl modify {self.pool or self.path} --users '{user}'{also} --roles {role}"
+
+
+def refused(text: str) -> Right | None:
+    """The right that a 403 asks for, from its words: ``Permission check failed (/vms/901, VM.Audit)``, or None."""
+    found = re.search(r"Permission check failed \((/[^,)]*), ([\w.|]+)\)", text)
+    return Right(found[1], tuple(found[2].split("|")), "this call") if found else None
 
 
 def root_only(key: str, old: str | None, new: str | None, unprivileged: bool) -> str | None:
@@ -91,15 +102,18 @@ def needed(
     changes: dict[str, str | None],
     *,
     create: bool = False,
+    destroy: bool = False,
     power: bool = False,
     template: str | None = None,
+    pool: str | None = None,
     unprivileged: bool = True,
     privileged_is_guarded: bool = False,
 ) -> list[Right]:
     """The rights for setting ``changes`` (None removes) on container ``vmid`` through the API.
 
-    Root-only keys are left out: no right gives them. ``privileged_is_guarded``: Proxmox VE 9 asks for Sys.Modify on /
-    before it makes a privileged container; 8 does not.
+    Root-only keys are left out: no right gives them. ``pool``: the one that a new container is put into, where rights on
+    the pool do as well; those of a container that is there are in the answer of ``GET /access/permissions`` already.
+    ``privileged_is_guarded``: Proxmox VE 9 asks for Sys.Modify on / before it makes a privileged container; 8 does not.
     """
     guest = f"/vms/{vmid}"
     rights: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -109,8 +123,12 @@ def needed(
 
     if create:
         need(guest, "VM.Allocate", because=f"creating container {vmid}")
+        # What this run reads back, and what the next ones read.
+        need(guest, "VM.Audit", because=f"reading container {vmid}")
         if not unprivileged and privileged_is_guarded:
             need("/", "Sys.Modify", because="a privileged container")
+    if destroy:
+        need(guest, "VM.Allocate", because=f"destroying container {vmid}")
     if power:
         need(guest, "VM.PowerMgmt", because=f"starting and stopping container {vmid}")
     if template:
@@ -132,7 +150,10 @@ def needed(
             bridge = config.parse(key, value).get("bridge")
             if bridge:
                 need(f"/sdn/zones/localnetwork/{bridge}", "SDN.Use", because=f"{key} on bridge {bridge}")
-    return [Right(path, privileges, because) for (path, privileges), because in rights.items()]
+    return [
+        Right(path, privileges, because, f"/pool/{pool}" if pool and path == guest else None)
+        for (path, privileges), because in rights.items()
+    ]
 
 
 def missing(permissions: dict[str, dict[str, int]], wanted: list[Right]) -> list[Right]:
@@ -141,7 +162,15 @@ def missing(permissions: dict[str, dict[str, int]], wanted: list[Right]) -> list
     The answer lists effective rights per path with their propagate flag; a path that is not listed has what its nearest
     listed ancestor propagates.
     """
-    return [right for right in wanted if not any(_held(permissions, right.path, name) for name in right.privileges)]
+    return [
+        right
+        for right in wanted
+        if not any(
+            _held(permissions, path, name)
+            for path in filter(None, (right.path, right.pool))
+            for name in right.privileges
+        )
+    ]
 
 
 def _held(permissions: dict[str, dict[str, int]], path: str, privilege: str) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.dflash.launchproof.plugins.modules import pve_container, pve_preflight
+
+from tests.support.module import run_module
 
 TEMPLATE = "local:vztmpl/debian-12.tar.zst"
 ETH0 = {"name": "eth0", "bridge": "vmbr0", "ip": "192.0.2.50/24", "gw": "192.0.2.1"}
@@ -45,19 +46,11 @@ def run(node, fakepve_cafile, capsys):
 
     def execute(module, container, check=False, **options):
         token = {} if "api_password" in options else {"api_token_id": "t", "api_token_secret": "s3cret-token"}
-        args = {
+        arguments = {
             "api_host": node.host, "api_port": node.port, "api_user": "deploy@pve", "api_ca_path": fakepve_cafile,
             "node": "pve1", "container": container, "lock_timeout": 1, **token, **options,
-            "_ansible_check_mode": check, "_ansible_diff": True,
         }  # fmt: skip
-        capsys.readouterr()
-        with patch_module_args(args), pytest.raises(SystemExit) as ended:
-            module.main()
-        text = capsys.readouterr().out
-        assert "s3cret" not in text
-        result = json.loads(text)
-        assert bool(result.get("failed")) == (ended.value.code != 0)
-        return result
+        return run_module(module, arguments, capsys, check=check, secrets=("s3cret",))
 
     return execute
 

@@ -95,7 +95,7 @@ LOCKED = refused(500, "CT is locked (backup)")
 )
 def test_errors_are_told_apart(client, raised, kind, words):
     with pytest.raises(pve_api.ApiError, match=words) as caught:
-        client(raised, lock_timeout=0).change("PUT", "nodes/n/lxc/901/config", memory=1)
+        client(raised, lock_timeout=0).change("PUT", "nodes/n/lxc/901/config", "a change", memory=1)
     assert caught.value.kind == kind
     assert "PUT nodes/n/lxc/901/config at https://node:8006" in str(caught.value)
 
@@ -108,7 +108,7 @@ def test_a_page_that_is_not_json_is_no_success(client):
 
 def test_booleans_travel_as_numbers(client):
     api = client(None)
-    api.change("PUT", "x", onboot=True, protection=False, memory=512)
+    api.change("PUT", "x", "a change", onboot=True, protection=False, memory=512)
     assert api.test_sent == [("put", "x", {"onboot": 1, "protection": 0, "memory": 512})]
 
 
@@ -128,16 +128,19 @@ def test_a_read_gives_up_in_the_end(client):
 def test_a_change_is_not_repeated_after_a_timeout(client):
     api = client(requests.exceptions.ReadTimeout(), None)
     with pytest.raises(pve_api.ApiError):
-        api.change("POST", "nodes/n/lxc", vmid=901)
+        api.change("POST", "nodes/n/lxc", "creation", vmid=901)
     assert api.calls == ["POST nodes/n/lxc"]
 
 
 def test_a_change_waits_for_a_lock_and_no_longer_than_it_may(client):
-    api = client(LOCKED, LOCKED, UPID)
-    assert api.change("POST", "x") == UPID
+    # A lock refuses the call, or lets its task fail.
+    in_task = {"status": "stopped", "exitstatus": "CT is locked (backup)"}
+    api = client(LOCKED, LOCKED, UPID, in_task, [], UPID, {"status": "stopped", "exitstatus": "OK"})
+    api.change("POST", "x", "creation")
+    assert api.upids == [UPID, UPID]
     api = client(*[LOCKED] * 100, lock_timeout=30)
     with pytest.raises(pve_api.ApiError) as caught:
-        api.change("POST", "x")
+        api.change("POST", "x", "creation")
     assert caught.value.kind == "locked"
     assert api.test_clock.now <= 30
 
@@ -173,16 +176,54 @@ OPTIONS = {
 }  # fmt: skip
 
 
-def test_certificates_are_verified_whatever_proxmoxer_thinks(monkeypatch, tmp_path):
-    seen = {}
-    monkeypatch.setattr(pve_api, "ProxmoxAPI", lambda host, **options: seen.update(options))
-    pve_api.connect(OPTIONS)
-    assert seen["verify_ssl"] is True
-    ca = tmp_path / "ca.pem"
-    ca.touch()
-    pve_api.connect({**OPTIONS, "api_ca_path": str(ca)})
-    assert seen["verify_ssl"] == str(ca)
-    assert seen["timeout"] == 5
+@pytest.mark.parametrize(
+    ("seen", "kind"),
+    [
+        ({"status": "stopped", "exitstatus": "unable to create CT 901: No space left on device"}, "storage_full"),
+        ({"status": "stopped", "exitstatus": "CT 901 already running"}, "already"),
+        (refused(400, "Parameter verification failed.", {"upid": "no such task"}), "task_lost"),
+        (refused(403, "Permission check failed (/nodes/n, Sys.Audit)"), "forbidden"),
+    ],
+)
+def test_how_a_task_ends_is_told_apart(client, seen, kind):
+    with pytest.raises(pve_api.ApiError) as caught:
+        client(seen, []).follow(UPID, "creation")
+    assert caught.value.kind == kind
+    assert caught.value.ended is isinstance(seen, dict)
+    assert UPID in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raised", "uncertain", "look_again"),
+    [
+        (requests.exceptions.ReadTimeout(), True, True),
+        (requests.exceptions.ConnectionError("('Connection aborted.', RemoteDisconnected())"), True, True),
+        (requests.exceptions.ChunkedEncodingError("IncompleteRead(3 bytes read)"), True, True),
+        (refused(502, "Bad Gateway"), True, True),
+        (refused(500, "detected modified configuration"), False, True),
+        (refused(403, "Permission check failed"), False, False),
+        (refused(500, "cluster not ready - no quorum?"), False, False),
+        (requests.exceptions.ConnectionError("Connection refused"), False, False),
+    ],
+)
+def test_after_which_failures_of_a_change_the_container_is_looked_at_again(client, raised, uncertain, look_again):
+    with pytest.raises(pve_api.ApiError) as caught:
+        client(raised).change("POST", "x", "start")
+    assert (caught.value.uncertain, caught.value.look_again) == (uncertain, look_again)
+    with pytest.raises(pve_api.ApiError) as caught:
+        client(*[raised] * 3).get("x")
+    assert caught.value.look_again is False
+
+
+def test_an_expired_ticket_is_renewed_once(client):
+    renewed = []
+    api = client(refused(401, "invalid PVE ticket"), {"version": "8"}, login=renewed.append)
+    assert api.get("version") == {"version": "8"}
+    assert len(renewed) == 1
+    api = client(refused(401, "no"), refused(401, "no"), login=renewed.append)
+    with pytest.raises(pve_api.ApiError) as caught:
+        api.get("version")
+    assert caught.value.kind == "unauthorized"
 
 
 @pytest.mark.parametrize(
@@ -191,6 +232,9 @@ def test_certificates_are_verified_whatever_proxmoxer_thinks(monkeypatch, tmp_pa
         ({"api_ca_path": "/nonexistent.pem"}, "no_ca"),
         ({"api_token_secret": None}, "no_credentials"),
         ({"api_token_secret": ""}, "no_credentials"),
+        ({"api_user": None}, "no_credentials"),
+        ({"api_via": "node"}, "no_root_way"),
+        ({"api_fingerprint": "AB:CD"}, "bad_fingerprint"),
     ],
 )
 def test_what_is_needed_to_begin(options, kind):
@@ -211,6 +255,7 @@ def test_nobody_at_home():
         ({}, "a@pve!t"),
         ({"api_token_id": "a@pve!t"}, "a@pve!t"),
         ({"api_password": "p", "api_user": "root@pam"}, "root@pam"),
+        ({"api_via": "node"}, "root@pam"),
     ],
 )
 def test_identity(options, who):
@@ -233,7 +278,7 @@ def pvesh(tmp_path, monkeypatch):
 def test_pvesh_takes_what_only_root_may_set(pvesh, tmp_path):
     pvesh(f'printf "%s|" "$@" > {tmp_path}/argv; echo "update CT 901" >&2')
     root = pve_api.connect_root({**OPTIONS, "root_via": "local"})
-    root.change("PUT", "nodes/n/lxc/901/config", dev0="/dev/null,mode=0666", digest="abc")
+    root.change("PUT", "nodes/n/lxc/901/config", "config", dev0="/dev/null,mode=0666", digest="abc")
     assert (tmp_path / "argv").read_text() == (
         "set|/nodes/n/lxc/901/config|-dev0|/dev/null,mode=0666|-digest|abc|--output-format|json|"
     )
@@ -251,7 +296,9 @@ def test_pvesh_takes_what_only_root_may_set(pvesh, tmp_path):
 def test_pvesh_fails_by_its_exit_code(pvesh, script, kind):
     pvesh(script)
     with pytest.raises(pve_api.ApiError) as caught:
-        pve_api.connect_root({**OPTIONS, "root_via": "local"}).change("PUT", "nodes/n/lxc/901/config", dev0="x")
+        pve_api.connect_root({**OPTIONS, "root_via": "local"}).change(
+            "PUT", "nodes/n/lxc/901/config", "config", dev0="x"
+        )
     assert caught.value.kind == kind
 
 

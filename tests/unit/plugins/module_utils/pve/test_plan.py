@@ -132,8 +132,68 @@ def test_a_new_container_is_marked_and_unprivileged():
     assert step.params == {
         "vmid": 901, "ostemplate": "local:vztmpl/d", "hostname": "t", "rootfs": "fast:8", "tags": "launchproof",
         "unprivileged": "1", "password": "pw", "ssh-public-keys": "k",
+        "description": f"<!-- launchproof: created with {plan.login_mark(options, None)} -->",
     }  # fmt: skip
     assert "pw" not in step.describe()
+
+
+KEY = "ssh-ed25519 AAAAC3Nz me@home"
+SECRET = "00000000-1111-2222-3333-444444444444"
+
+
+def created(**login):
+    """A container that was created with this login, by an identity with SECRET."""
+    want, _problems = plan.wanted(declared(description="a note", **login), None, SECRET)
+    return there(description=want["description"] + "\n")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "secret", "refused"),
+    [
+        ({"ssh_public_keys": [KEY]}, {"ssh_public_keys": [KEY]}, SECRET, None),
+        ({"ssh_public_keys": [KEY]}, {"ssh_public_keys": ["ssh-ed25519 AAAAC3Nz other comment"]}, SECRET, None),
+        ({"ssh_public_keys": [KEY]}, {"ssh_public_keys": [KEY, "ssh-rsa BBBB"]}, SECRET, "container.ssh_public_keys"),
+        ({"ssh_public_keys": [KEY]}, {}, SECRET, None),
+        ({}, {"ssh_public_keys": [KEY]}, SECRET, None),
+        ({"password": "pw-1"}, {"password": "pw-1"}, SECRET, None),
+        ({"password": "pw-1"}, {"password": "pw-2"}, SECRET, "container.password"),
+        # With another secret, or none, nobody can tell.
+        ({"password": "pw-1"}, {"password": "pw-2"}, "other", None),
+        ({"password": "pw-1"}, {"password": "pw-2"}, None, None),
+    ],
+)
+def test_another_login_than_at_creation_is_refused(then, now, secret, refused):
+    before = created(**then)
+    want, problems = plan.wanted(declared(description="a note", **now), before, secret)
+    assert [problem.variable for problem in problems] == ([refused] if refused else [])
+    assert plan.changes(want, before) == {}
+    assert not any(word in str(problems) + before.config["description"] for word in ("pw-1", "pw-2"))
+
+
+def test_notes_change_beside_the_login_that_is_written_in_them():
+    before = created(ssh_public_keys=[KEY])
+    want, _problems = plan.wanted(declared(description="other"), before)
+    assert want["description"].startswith("other\n<!-- launchproof: created with ssh-keys=")
+    gone, _problems = plan.wanted(declared(description=""), before)
+    assert gone["description"].startswith("<!-- launchproof")
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "live"),
+    [
+        ({"networks": [ETH0]}, "net0", NET + ",from-the-future=1"),
+        ({"mounts": [{"target": "/d", "storage": "fast", "size_gib": 4}]}, "mp0", "fast:vm-1,from-the-future=1,mp=/d,size=4G"),
+        ({"devices": [{"path": "/dev/a"}]}, "dev0", "/dev/a,from-the-future=1"),
+        ({"features": {"nesting": True}}, "features", "from-the-future=1,nesting=1"),
+    ],
+)  # fmt: skip
+def test_what_nobody_can_declare_is_kept(option, key, live):
+    assert delta(there(**{key: live}), **option) == {}
+
+
+def test_an_empty_text_removes_its_key():
+    assert delta(there(nameserver="192.0.2.53"), nameserver="") == {"nameserver": None}
+    assert delta(there(), nameserver="") == {}
 
 
 @pytest.mark.parametrize(("api_is_root", "expected"), [(False, ["create", "config as root@pam"]), (True, ["create"])])

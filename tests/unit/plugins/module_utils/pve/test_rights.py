@@ -39,6 +39,7 @@ def test_each_change_asks_for_its_own_right():
     )
     assert {(right.path, right.privileges[0]) for right in wanted} == {
         ("/vms/901", "VM.Allocate"),
+        ("/vms/901", "VM.Audit"),
         ("/vms/901", "VM.PowerMgmt"),
         ("/vms/901", "VM.Config.Disk"),
         ("/vms/901", "VM.Config.Network"),
@@ -78,6 +79,39 @@ def test_rights_are_inherited_along_the_path(permissions, held):
 def test_one_of_several_privileges_is_enough():
     right = rights.Right("/storage/local", ("Datastore.AllocateSpace", "Datastore.Audit"), "a test")
     assert rights.missing({"/storage/local": {"Datastore.Audit": 1}}, [right]) == []
+
+
+def test_rights_on_the_pool_of_a_new_container_do_as_well():
+    wanted = rights.needed(901, {"memory": "512", "rootfs": "fast:8"}, create=True, pool="gpu")
+    held = {"/pool/gpu": {"VM.Allocate": 1, "VM.Audit": 1, "VM.Config.Memory": 1, "VM.Config.Disk": 1}}
+    (left,) = rights.missing(held, wanted)
+    assert (left.path, left.pool) == ("/storage/fast", None)
+    (first, *_rest) = rights.missing({}, wanted)
+    assert first.lacking() == "it lacks VM.Allocate on /vms/901 or /pool/gpu"
+    assert first.grant("a@pve") == "pveum acl modify /pool/gpu --users 'a@pve' --roles PVEVMAdmin"
+
+
+def test_removing_a_container_takes_its_rights():
+    wanted = rights.needed(901, {}, destroy=True, power=True)
+    assert [(right.path, right.privileges) for right in wanted] == [
+        ("/vms/901", ("VM.Allocate",)),
+        ("/vms/901", ("VM.PowerMgmt",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("403 Permission check failed (/vms/901, VM.Audit)", ("/vms/901", ("VM.Audit",))),
+        ("Permission check failed (/storage/s, Datastore.AllocateSpace|Datastore.Audit)",
+         ("/storage/s", ("Datastore.AllocateSpace", "Datastore.Audit"))),
+        ("Permission check failed (user != root@pam)", None),
+        ("Permission check failed", None),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_which_right_it_wants(text, expected):
+    right = rights.refused(text)
+    assert (right and (right.path, right.privileges)) == expected
 
 
 def test_the_remedy_is_a_command():
