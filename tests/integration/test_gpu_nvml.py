@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 
@@ -16,7 +15,6 @@ import pytest
 from tests.support.nvml import standin
 from tests.support.nvml.standin import UNKNOWN_MEMORY, Gpu, Listed, State
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed (./test gpu installs it)")
 
 TWO = [Gpu("GPU-aa", util=97), Gpu("GPU-bb", used=3 << 30)]
 ASK = """

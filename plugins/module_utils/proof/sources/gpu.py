@@ -40,8 +40,8 @@ class Opened:
 
     @property
     def cuda(self) -> bool:
-        """Whether it came as far as cuInit: NVML alone opens no nvidia-uvm."""
-        return self.libcuda and CUDA_NODE in self.nodes
+        """Whether it came through cuInit: NVML alone opens no nvidia-uvm, and a cuInit that fails no GPU."""
+        return self.libcuda and CUDA_NODE in self.nodes and any(map(GPU_NODE.match, self.nodes))
 
 
 def opened(pid: int) -> Opened | Unknown:
@@ -277,7 +277,7 @@ class GpuSource:
             return Unknown(self.nvml.error)  # the job uses CUDA, and nobody can be asked on which GPU
         declared, floor = self.declared, self.spec.memory_floor
         rises = {uuid: used - baseline.get(uuid, 0) for uuid, used in self._used.items()}
-        rose = tuple(uuid for uuid, rise in rises.items() if rise >= floor)
+        rose = tuple(uuid for uuid, rise in rises.items() if rise >= floor and not self._list_tells(uuid))
         level, reason = judge(declared, self._memory, self._from_node, rose, held, floor)
         memory = {uuid: size for uuid, size in self._memory.items() if size is not None}
         if level == "consistent":
@@ -286,6 +286,11 @@ class GpuSource:
             level=level, reason=reason, declared=declared, found=tuple(self._memory) or rose, memory=memory, utilisation=self._busy,
             pids=self.pids, why=self._causes(declared, held) if reason else (), others=self._others(declared),
         )  # fmt: skip
+
+    def _list_tells(self, uuid: str) -> bool:
+        """Whether NVML's list says who is on a device, so that a rise of its memory is somebody's, and known whose."""
+        joined = self.pids != "host" or self._from_node
+        return joined and uuid not in self._failed and self._memory.get(uuid, 0) is not None
 
     def _causes(self, declared: tuple, held: Opened) -> tuple:
         """What can be found wrong, in words, the most telling first."""
