@@ -15,7 +15,6 @@ import pytest
 from tests.support.nvml import standin
 from tests.support.nvml.standin import UNKNOWN_MEMORY, Gpu, Listed, State
 
-
 TWO = [Gpu("GPU-aa", util=97), Gpu("GPU-bb", used=3 << 30)]
 ASK = """
 import json
