@@ -32,6 +32,7 @@ from fakepve import server as fake_server
 from fakepve.model import PveError, TaskError
 
 from . import config as node_config
+from .faults import Faults
 from .runtime import Failed, Runtime
 from .settings import Settings
 from .state import Saved, Store, running, write_atomic
@@ -199,6 +200,8 @@ class RealPve(FakePve):
         self._pids = itertools.count(os.getpid())
         self._workers = set()
         self._cpu_samples = {}
+        self.faults = Faults(self)
+        self.free = None  # bytes free on the storage, where a fault says so
 
     # ------------------------------------------------------------ life of the API
 
@@ -262,7 +265,10 @@ class RealPve(FakePve):
             return _not_implemented(request)
         if request.method != "GET" and (request.method, match.template) not in WRITES:
             return _not_implemented(request)
-        response = await super()._answer(request, handler, generic, path_node)
+        usual = super()._answer
+        response = await self.faults.answered(request, lambda: usual(request, handler, generic, path_node))
+        if not isinstance(response, web.Response):
+            return response
         if response.status == 400 and "body" in json.loads(response.text).get("errors", {}):
             return _not_implemented(request)  # malformed JSON: what a real node answers
         return response
@@ -298,19 +304,9 @@ class RealPve(FakePve):
 
     async def _work(self, record, body, locked, vm):
         TASK.set((record["type"], vm))
-        status = "OK"
+        forget = False
         try:
-            if locked is not None:
-                await self.acquire(locked, record["upid"])
-            try:
-                if record["type"] == "vzdestroy" and vm.status == "running" and (REQUEST.get() or {}).get("force"):
-                    await self.runtime.stop(vm.vmid)
-                note = await body()
-                if note:
-                    record["log"].append(note)
-            finally:
-                if locked is not None:
-                    self.release(locked, record["upid"])
+            status, forget = await self.faults.worked(record["type"], lambda: self._do(record, body, locked, vm))
         except (TaskError, Failed) as error:
             status = str(error)
         except PveError as error:
@@ -318,11 +314,30 @@ class RealPve(FakePve):
         except Exception as error:  # a worker without a last word would be waited for for ever
             logging.getLogger("launchproof_node").exception("task %s", record["upid"])
             status = f"internal error: {error}"
-        if status != "OK":
+        good = status == "OK" or status.startswith("WARNINGS")
+        if not good:
             record["log"].append(status)
         record.update(status="stopped", exitstatus=status, endtime=int(time.time()))
-        record["log"].append("TASK OK" if status == "OK" else "TASK ERROR: " + status)
+        record["log"].append(f"TASK {status}" if good else "TASK ERROR: " + status)
         self.store.save_task(record)
+        if forget:
+            del self.tasks[record["upid"]]
+            self.tasklog.remove(record)
+
+    async def _do(self, record, body, locked, vm):
+        """The work of a task under the container's file lock; its exit status."""
+        if locked is not None:
+            await self.acquire(locked, record["upid"])
+        try:
+            if record["type"] == "vzdestroy" and vm.status == "running" and (REQUEST.get() or {}).get("force"):
+                await self.runtime.stop(vm.vmid)
+            note = await body()
+            if note:
+                record["log"].append(note)
+        finally:
+            if locked is not None:
+                self.release(locked, record["upid"])
+        return "OK"
 
     def _get_task(self, request):
         upid = request.match_info["upid"]
@@ -373,6 +388,8 @@ class RealPve(FakePve):
     async def _build(self, ct, final, values):
         template = values["ostemplate"]
         path = Path(template) if template.startswith("/") else self.settings.templates / template.partition("/")[2]
+        if self.free is not None and path.exists() and self.free < path.stat().st_size:
+            raise TaskError(f"command 'tar xpf {path}' failed: No space left on device")
         try:
             await self.runtime.create(ct.vmid, final, path, values.get("password"), values.get("ssh-public-keys"))
         except Failed as error:
@@ -475,6 +492,11 @@ class RealPve(FakePve):
 
     # ------------------------------------------------------------ views
 
+    async def _lxc_pending(self, user, v):
+        # A real node runs over the parsed file, which has its digest as a key (PVE::GuestHelpers).
+        found = await super()._lxc_pending(user, v)
+        return [*found, {"key": "digest", "value": self._find_ct(v["node"], v["vmid"]).digest()}]
+
     def _status(self, ct):
         data = super()._status(ct)
         pid = data.get("pid")
@@ -524,7 +546,7 @@ class RealPve(FakePve):
 
     def _space(self, store):
         found = shutil.disk_usage(store["path"])
-        return found.total, found.used, found.free
+        return found.total, found.used, found.free if self.free is None else self.free
 
     def _volumes(self, name):
         out = {}
@@ -573,40 +595,11 @@ class RealPve(FakePve):
         if request[fake_server.USER].split("!")[0] != "root@pam":
             return fake_server.error(403, "Permission check failed (user != root@pam)")
         body = await request.json()
-        fault = FAULTS.get(body.pop("fault", None))
-        if fault is None:
-            return fake_server.error(400, f"unknown fault; known: {', '.join(sorted(FAULTS))}")
         try:
-            result = fault(self, **body)
-            if asyncio.iscoroutine(result):
-                await result
+            await self.faults.call(body.pop("fault", None), body)
         except (TypeError, ValueError) as error:
             return fake_server.error(400, str(error))
         return fake_server.ok()
-
-
-def _lock(pve, vmid, lock):
-    pve.ct(vmid).lock = lock
-
-
-FAULTS = {
-    # method, suffix and either status and message, or error (a name of fakepve's catalogue); times: how often
-    "fail": lambda pve, **values: pve.fail(**values),
-    "heal": lambda pve: pve.failures.clear(),
-    # latency, jitter, drop_rate, hang_rate, hang_secs: seconds and shares of 1
-    "network": lambda pve, **values: pve.network.update(values),
-    "quorum": lambda pve, quorate: setattr(pve, "quorate", quorate),
-    "node": lambda pve, online: pve.set_node_offline(pve.settings.node, offline=not online),
-    # the lock in a container's configuration (backup, snapshot, …); null removes it
-    "lock": _lock,
-    # the file lock that a running operation holds
-    "hold": lambda pve, vmid, seconds=None: pve.hold_config_lock(vmid, seconds),
-    "let_go": lambda pve, vmid: pve.release_config_lock(vmid),
-    "grant": lambda pve, user, path, privileges: pve.grant(user, path, *privileges),
-    "user": lambda pve, user, password: pve.users.update({user: password}),
-    "token": lambda pve, token, secret: pve.apitokens.update({token: secret}),
-    "revoke_tickets": lambda pve: pve.revoke_tickets(),
-}
 
 
 def _not_implemented(request):

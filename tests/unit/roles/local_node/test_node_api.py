@@ -14,9 +14,11 @@ import json
 import re
 from pathlib import Path
 
+import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from launchproof_node import api as node_api
+from launchproof_node import faults as node_faults
 from launchproof_node.runtime import Failed
 from launchproof_node.settings import Settings
 
@@ -537,7 +539,83 @@ def test_locks_and_faults(node):
         await fault(fault="grant", user="ci@pve", path="/vms/901", privileges=["VM.Audit"])
         assert (await node.call("PUT", "/nodes/n/lxc/901/config", {"cores": "1"}, user="ci@pve"))[0] == 403
         assert (await fault(who="ci@pve", fault="heal"))[0] == 403
-        assert await fault(fault="nope") == (400, "unknown fault; known: " + ", ".join(sorted(node_api.FAULTS)))
+        assert await fault(fault="nope") == (400, "unknown fault; known: " + ", ".join(node_faults.NAMES))
         assert (await fault(fault="lock"))[0] == 400
+
+    run(node, story)
+
+
+def test_an_answer_is_lost_after_the_work_and_before_it(node):
+    async def story():
+        await created(node)
+
+        async def lost(then, **rule):
+            await node.call("POST", "/_fault", json.dumps(
+                {"fault": "answer", "method": "PUT", "suffix": "/config", "then": then, **rule}))  # fmt: skip
+            with pytest.raises(aiohttp.ClientError):
+                await node.call("PUT", "/nodes/n/lxc/901/config", {"cores": "2"})
+            return (await node.config()).get("cores")
+
+        assert await lost("drop", before=True) is None
+        assert await lost("reset", before=True) is None
+        assert await lost("cut", before=True) is None
+        assert await lost("drop") == 2
+        assert (await node.call("PUT", "/nodes/n/lxc/901/config", {"cores": "1"}))[0] == 200
+        answered = {"fault": "answer", "method": "GET", "suffix": "/version", "then": "nothing"}
+        await node.call("POST", "/_fault", json.dumps(answered))
+        assert (await node.call("GET", "/version"))[2] == {}
+        assert "data" in (await node.call("GET", "/version"))[2]
+
+    run(node, story)
+
+
+def test_somebody_else_comes_first(node):
+    async def story():
+        await created(node)
+        digest = (await node.config())["digest"]
+        rule = {"fault": "answer", "method": "PUT", "suffix": "/config",
+                "meanwhile": {"fault": "change", "vmid": 901, "key": "memory", "value": 300}}  # fmt: skip
+        await node.call("POST", "/_fault", json.dumps(rule))
+        status, reason, _body = await node.call("PUT", "/nodes/n/lxc/901/config", {"cores": "2", "digest": digest})
+        assert (status, reason[:31]) == (500, "detected modified configuration")
+        assert (await node.config())["memory"] == 300
+
+    run(node, story)
+
+
+def test_a_task_is_slow_held_warns_fails_or_is_forgotten(node):
+    async def story():
+        await created(node)
+
+        async def spoil(**rule):
+            await node.call("POST", "/_fault", json.dumps({"fault": "task", "kind": "vzstart", **rule}))
+            return await node.call("POST", "/nodes/n/lxc/901/status/start")
+
+        _status, _reason, body = await spoil(result="startup failed", work=False)
+        assert await node.ended(body["data"]) == "startup failed"
+        assert node.lxc.active == set()
+        _status, _reason, body = await spoil(result="WARNINGS: 1")
+        assert await node.ended(body["data"]) == "WARNINGS: 1"
+        assert node.lxc.active == {901}
+        node.lxc.active.clear()
+        _status, _reason, body = await spoil(hold=True)
+        await asyncio.sleep(0.05)
+        listed = (await node.call("GET", "/nodes/n/tasks?vmid=901&source=active"))[2]["data"]
+        assert [task["upid"] for task in listed] == [body["data"]]
+        await node.call("POST", "/_fault", json.dumps({"fault": "heal"}))
+        assert await node.ended(body["data"]) == "OK"
+        node.lxc.active.clear()
+        _status, _reason, body = await spoil(forget=True)
+        await asyncio.gather(*node.pve._workers)
+        assert (await node.call("GET", f"/nodes/n/tasks/{body['data']}/status"))[0] == 400
+
+    run(node, story)
+
+
+def test_pending_tells_the_digest(node):
+    async def story():
+        await created(node)
+        listed = (await node.call("GET", "/nodes/n/lxc/901/pending"))[2]["data"]
+        assert {"key": "digest", "value": (await node.config())["digest"]} in listed
 
     run(node, story)
