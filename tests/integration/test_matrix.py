@@ -75,7 +75,9 @@ def test_every_row_of_the_table_is_needed_by_a_case(outcomes, capsys):
     assert again == {name: outcome.got for name, outcome in outcomes.items()}
     needed = needed_by(decisions)
     with capsys.disabled():
-        print(f"\n{sum(map(bool, needed.values()))} of {len(needed)} rows of the table are needed by a case of the matrix")
+        print(
+            f"\n{sum(map(bool, needed.values()))} of {len(needed)} rows of the table are needed by a case of the matrix"
+        )
     assert [row for row, names in needed.items() if not names] == []
 
 
@@ -109,7 +111,7 @@ ExecStart=/bin/sh -c 'for i in $(seq 999); do echo ev=step step=$$i; sleep 1; do
 StandardOutput=append:/var/log/shard-%i.log
 """
     units = [f"shard@{number}.service" for number in range(64)]
-    with Container("lpt-many") as container:
+    with Container("lpt-many", network=False) as container:
         container.install()
         container.write("/etc/systemd/system/shard@.service", shard)
         spec = {"process": {"stable_for": 1}, "progress": {"pattern": r"step=(?P<step>\d+)", "within": 20}}

@@ -10,6 +10,7 @@ tests apart.
 
     python -m tests.support.container up NAME [ADDRESS]     make one by hand and leave it running
     python -m tests.support.container sh NAME [COMMAND]     a shell in it
+    python -m tests.support.container template [SUITE]      the folder of the root file system
     python -m tests.support.container sweep                 remove every container and the bridge of the tests
 """
 
@@ -32,7 +33,8 @@ CACHE = Path(os.environ.get("LAUNCHPROOF_TEST_CACHE") or REPO / ".cache" / "test
 SUITES = {"bookworm": "", "bullseye": "systemd.unified_cgroup_hierarchy=0", "trixie": ""}
 SUITE = "bookworm"
 PACKAGES = "systemd-sysv,dbus,python3,openssh-server,openssh-sftp-server,procps,iproute2,tmux,logrotate"
-TOOLS = ("lxc-start", "lxc-attach", "lxc-stop", "mmdebstrap", "ip")
+TOOLS = ("lxc-start", "lxc-attach", "lxc-stop")
+PURE_V2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
 BRIDGE = "lptest0"
 GATEWAY = "198.18.10.1"  # RFC 2544's range for tests: never routed
 PATH_IN_CONTAINER = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -47,6 +49,10 @@ lxc.init.cmd = /sbin/init {init}
 lxc.tty.max = 0
 lxc.console.path = none
 lxc.mount.auto = proc:mixed sys:mixed cgroup:mixed
+lxc.cgroup.relative = {relative}
+"""
+NO_NETWORK = "lxc.net.0.type = empty\n"  # loopback alone
+NETWORK = """\
 lxc.net.0.type = veth
 lxc.net.0.link = {bridge}
 lxc.net.0.flags = up
@@ -57,7 +63,8 @@ lxc.net.0.ipv4.gateway = {gateway}
 
 def missing() -> list[str]:
     """What this machine lacks to make containers: names of tools, or ``root``. Empty when it can."""
-    return [tool for tool in TOOLS if shutil.which(tool) is None] + ([] if os.geteuid() == 0 else ["root"])
+    tools = (*TOOLS, *(() if template_folder(SUITE).exists() else ("mmdebstrap",)))
+    return [tool for tool in tools if shutil.which(tool) is None] + ([] if os.geteuid() == 0 else ["root"])
 
 
 @contextlib.contextmanager
@@ -68,13 +75,14 @@ def _locked(path: Path):
         yield
 
 
-def template(suite: str = SUITE) -> Path:
-    """The folder of the shared root file system of a release; built when it is missing.
+def template_folder(suite: str) -> Path:
+    """Where the root file system of a release lies. A change of the suite or the packages makes another one."""
+    return CACHE / f"rootfs-{hashlib.sha256(f'{suite} {PACKAGES}'.encode()).hexdigest()[:12]}"
 
-    Its name holds a hash of the suite and the packages, so that a change of either builds a new one.
-    """
-    key = hashlib.sha256(f"{suite} {PACKAGES}".encode()).hexdigest()[:12]
-    rootfs = CACHE / f"rootfs-{key}"
+
+def template(suite: str = SUITE) -> Path:
+    """The folder of the shared root file system of a release; built when it is missing."""
+    rootfs = template_folder(suite)
     with _locked(CACHE / "template.lock"):
         if not rootfs.exists():
             partial = rootfs.with_suffix(".partial")
@@ -106,15 +114,21 @@ def _bridge_down_when_unused() -> None:
             subprocess.run(["ip", "link", "del", BRIDGE], check=True)
 
 
+def _enter_root_group() -> None:
+    """On pure cgroup v2 a group below one that holds processes itself, as the caller's may, gets no controllers."""
+    if PURE_V2:
+        Path("/sys/fs/cgroup/cgroup.procs").write_text("0")
+
+
 class Container:
     """One running container. Use it as a context manager; it is gone afterwards, whatever happened inside."""
 
-    def __init__(self, name: str, address: str = "", suite: str = SUITE):
+    def __init__(self, name: str, address: str = "", suite: str = SUITE, network: bool = True):
         """``name`` is unique on this machine; ``address`` an IPv4 address in 198.18.10.0/24, derived when empty.
 
-        ``suite`` is the Debian release inside, one of SUITES.
+        ``suite`` is the Debian release inside, one of SUITES; without ``network`` there is loopback alone.
         """
-        self.name, self.suite = name, suite
+        self.name, self.suite, self.network = name, suite, network
         self.address = address or f"198.18.10.{10 + int(hashlib.sha256(name.encode()).hexdigest(), 16) % 240}"
         self.home = CACHE / "lxc"
         self.folder = self.home / name
@@ -146,9 +160,11 @@ class Container:
         (upper / "etc" / "hostname").write_text(self.name + "\n")
         (upper / "etc" / "hosts").write_text(f"127.0.0.1 localhost {self.name}\n")
         values = {"name": self.name, "lower": lower, "upper": upper, "bridge": BRIDGE, "init": SUITES[self.suite]}
+        values["relative"] = int(PURE_V2)
         values.update(address=self.address, gateway=GATEWAY)
-        (self.folder / "config").write_text(CONFIG.format(**values))
-        _bridge_up()
+        (self.folder / "config").write_text((CONFIG + (NETWORK if self.network else NO_NETWORK)).format(**values))
+        if self.network:
+            _bridge_up()
         self.start()
         if not hold:
             self._lock.close()
@@ -160,6 +176,7 @@ class Container:
             ["lxc-start", "-P", self.home, "-n", self.name, "-o", log, "-l", "INFO"],
             check=True,
             stdin=subprocess.DEVNULL,
+            preexec_fn=_enter_root_group,
         )
         info = subprocess.run(["lxc-info", "-P", self.home, "-n", self.name, "-pH"], capture_output=True, text=True)
         self.pid = int(info.stdout)
@@ -250,6 +267,8 @@ def main(args: list[str]) -> int:
         print(f"{container.name} {container.address} pid {container.pid}")
     elif args[:1] == ["sh"] and len(args) >= 2:
         return subprocess.run(Container(args[1]).argv(*(args[2:] or ["bash", "-l"]))).returncode
+    elif args[:1] == ["template"] and len(args) <= 2:
+        print(template(*args[1:]))
     elif args == ["sweep"]:
         print("removed:", *(sweep() or ["nothing"]))
     else:
