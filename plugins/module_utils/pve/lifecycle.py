@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.api import Api, ApiError
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.config import Container
@@ -127,7 +129,7 @@ class Lifecycle:
                 if entries is not None
                 else [interface[family].partition("/")[0] for family in ("inet", "inet6") if interface.get(family)]
             )
-            result[interface["name"]] = [address for address in found if not address.lower().startswith("fe80:")]
+            result[interface["name"]] = [item for item in found if not ipaddress.ip_address(item).is_link_local]
         return result
 
     def apply(self, step: Step) -> None:
