@@ -30,6 +30,12 @@ def job_units(jobs, installed=None):
     return rows
 
 
+def job_gpus(jobs, gpus=()):
+    """The GPUs that jobs declare, each once; without errors, which job_errors has."""
+    read, _errors = spec.validate(jobs, gpus)
+    return sorted({gpu for job in read for unit in job.units for gpu in unit.gpus or ()})
+
+
 def job_users(jobs):
     """The users that jobs run as, without root, each once."""
     read, _errors = spec.validate(jobs)
@@ -40,4 +46,4 @@ class FilterModule:
     """Names of the filters."""
 
     def filters(self):
-        return {"job_errors": job_errors, "job_units": job_units, "job_users": job_users}
+        return {"job_errors": job_errors, "job_gpus": job_gpus, "job_units": job_units, "job_users": job_users}

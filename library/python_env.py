@@ -53,6 +53,19 @@ options:
     type: list
     elements: str
     default: []
+  base:
+    description:
+      - An environment on the target, of the same Python, whose packages can be imported as well, after those of this one.
+        For images that bring a torch of their own for their GPUs.
+      - The lock is then installed as it is, without what its packages depend on, which the other environment has.
+    type: path
+  gpus:
+    description:
+      - GPUs that the jobs declare, by UUID or index. When there are any, the environment's own Python imports C(pynvml) and
+        has to see them; if not, nothing can be launched on them, and the module fails and says what it sees.
+    type: list
+    elements: str
+    default: []
   environment:
     description:
       - Environment variables of C(uv) and of the download of C(uv), such as E(UV_DEFAULT_INDEX), E(SSL_CERT_FILE),
@@ -134,6 +147,11 @@ telemetry:
     gpus:
       description: How many GPUs NVML sees.
       type: int
+    environment:
+      description: UUIDs of the GPUs that C(pynvml) sees in the environment.
+      type: list
+      elements: str
+      returned: when O(gpus) names some, not in check mode
 """
 
 import contextlib
@@ -193,8 +211,8 @@ def fetch_uv(index: str, version: str, hashes: dict) -> str:
     return path
 
 
-def call(argv: list, environ: dict, what: str, stdin: str | None = None) -> None:
-    """Run a command; its last lines are in the error."""
+def call(argv: list, environ: dict, what: str, stdin: str | None = None) -> str:
+    """Run a command and return what it printed; its last lines are in the error."""
     try:
         done = subprocess.run(argv, env=environ, input=stdin, capture_output=True, text=True, check=False)
     except OSError as error:
@@ -202,6 +220,19 @@ def call(argv: list, environ: dict, what: str, stdin: str | None = None) -> None
     if done.returncode:
         tail = "\n".join((done.stderr or done.stdout).strip().splitlines()[-20:])
         raise EnvError(f"{what}: exit {done.returncode}\n{tail}")
+    return done.stdout
+
+
+def seen_gpus(path: str, wanted: list) -> list:
+    """UUIDs of the GPUs that the environment's own pynvml sees. Raises EnvError unless C(wanted) are among them."""
+    said = json.loads(call([os.path.join(path, "bin", "python"), "-I", "-c", pure.LOOK], dict(os.environ), "pynvml"))
+    problem = pure.unseen(said, wanted)
+    if problem:
+        raise EnvError(
+            f"jobs declare GPUs {', '.join(wanted)}, and the environment {path} cannot be used for them: {problem}. "
+            "Correct the jobs' gpus, or give the target its devices and driver libraries."
+        )
+    return said["gpus"]
 
 
 def build(params: dict, digest: str, environ: dict) -> tuple:
@@ -228,6 +259,9 @@ def build(params: dict, digest: str, environ: dict) -> tuple:
         install = [uv, "pip", "install", "--quiet", "--python", python, "-r", "-", *params["extra_requirements"]]
         for place in params["find_links"]:
             install += ["--find-links", place]
+        if params["base"]:
+            pure.link_base(folder, params["base"])
+            install.append("--no-deps")
         call(install, environ, "uv pip install", stdin=params["requirements"])
         lap("install")
         problem = pure.pynvml_problem(folder)
@@ -274,7 +308,9 @@ def run(module: AnsibleModule) -> dict:
         raise EnvError(f"imports {params['imports']}: give names of modules.")
     if not params["uv"] and not (params["uv_version"] and params["uv_sha256"]):
         raise EnvError("neither uv nor uv_version with uv_sha256 is given. Set one of them.")
-    digest = pure.digest(params["requirements"], params["extra_requirements"], os.path.realpath(params["python"]))
+    digest = pure.digest(
+        params["requirements"], params["extra_requirements"], os.path.realpath(params["python"]), params["base"]
+    )
     found = pure.look(path)
     if found.kind == "foreign":
         raise EnvError(
@@ -304,6 +340,8 @@ def run(module: AnsibleModule) -> dict:
         result["packages"] = pure.distributions(folder)
     elif changed:
         result["packages"] = wanted
+    if params["gpus"] and not module.check_mode:
+        result["telemetry"]["environment"] = seen_gpus(path, params["gpus"])
     if changed:
         # What the lock left open (a local version such as 2.13.0+cpu) is no change of a package.
         result["diff"] = {
@@ -325,6 +363,8 @@ def main() -> None:
             "imports": {"type": "list", "elements": "str", "default": []},
             "python": {"type": "path", "default": "/usr/bin/python3"},
             "find_links": {"type": "list", "elements": "str", "default": []},
+            "base": {"type": "path"},
+            "gpus": {"type": "list", "elements": "str", "default": []},
             "environment": {"type": "dict", "default": {}},
             "secret_environment": {"type": "dict", "default": {}, "no_log": True},
             "uv": {"type": "path"},

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import csv
-import ctypes
 import hashlib
 import json
 import os
@@ -15,6 +14,8 @@ import re
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from urllib.parse import unquote, urljoin, urlsplit
+
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.nvml import Nvml
 
 MARKER = ".launchproof.json"
 # Part of the digest: raise it when an environment that an older version of this module made has to be made again.
@@ -54,9 +55,9 @@ def locked(requirements: str, extra: list) -> dict:
     return dict(sorted(found.items()))
 
 
-def digest(requirements: str, extra: list, python: str) -> str:
+def digest(requirements: str, extra: list, python: str, base: str | None) -> str:
     """What an environment is made from, as 64 hexadecimal digits; C(python) is the interpreter's real path."""
-    data = json.dumps([SCHEMA, requirements, list(extra), python])
+    data = json.dumps([SCHEMA, requirements, list(extra), python, *([base] if base else [])])
     return hashlib.sha256(data.encode()).hexdigest()
 
 
@@ -167,32 +168,56 @@ def look(path: str) -> Found:
     return Found("ours", target, made, None)
 
 
+def link_base(environment: str, base: str) -> None:
+    """Make the packages of another environment importable here, after those installed here. Raises EnvError."""
+    site, other = site_packages(environment), site_packages(base)
+    version = os.path.basename(os.path.dirname(site))
+    if other is None or os.path.basename(os.path.dirname(other)) != version:
+        raise EnvError(f"base {base} has no lib/{version}/site-packages. Name an environment of the same Python.")
+    with open(os.path.join(site, "launchproof_base.pth"), "w", encoding="utf-8") as handle:
+        handle.write(other + "\n")
+
+
 def nvml(initialise: bool) -> dict:
     """Whether NVML answers here: C(state) nvml or off, C(why) it is off, driver and number of GPUs.
 
-    Without C(initialise) the library is only loaded: as root, in a privileged container, NVML's start creates device
-    nodes that are missing.
+    Without C(initialise) nothing is asked: as root, in a privileged container, NVML's start creates device nodes that are
+    missing.
     """
-    try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError as error:
-        return {"state": "off", "why": f"NVML's library cannot be loaded: {error}", "driver": None, "gpus": 0}
     if not initialise:
         return {"state": "unknown", "why": "NVML is not started in check mode", "driver": None, "gpus": 0}
-    library.nvmlErrorString.restype = ctypes.c_char_p
-    code = library.nvmlInit_v2()
-    if code:
-        why = f"NVML does not start: {library.nvmlErrorString(code).decode()} ({code})"
-        return {"state": "off", "why": why, "driver": None, "gpus": 0}
-    try:
-        count = ctypes.c_uint()
-        version = ctypes.create_string_buffer(96)
-        code = library.nvmlDeviceGetCount_v2(ctypes.byref(count)) or library.nvmlSystemGetDriverVersion(version, 96)
-        if code:
-            why = f"NVML does not answer: {library.nvmlErrorString(code).decode()} ({code})"
-            return {"state": "off", "why": why, "driver": None, "gpus": 0}
-        state = "nvml" if count.value else "off"
-        why = None if count.value else "NVML sees no GPU"
-        return {"state": state, "why": why, "driver": version.value.decode(), "gpus": count.value}
-    finally:
-        library.nvmlShutdown()
+    library = Nvml()
+    library.close()
+    count = len(library.devices)
+    why = None if count else "; ".join(library.problems) or "NVML sees no GPU"
+    if library.driver is None:
+        why = library.error
+    return {"state": "off" if why else "nvml", "why": why, "driver": library.driver, "gpus": count}
+
+
+# What the environment's own Python says of its pynvml, as JSON. It must not need anything else of the collection.
+LOOK = """
+import json
+try:
+    import pynvml
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    said = {"gpus": [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]}
+except Exception as error:
+    said = {"error": "%s: %s" % (type(error).__name__, error)}
+print(json.dumps(said))
+"""
+
+
+def unseen(said: dict, wanted: list) -> str | None:
+    """What is wrong when C(wanted), UUIDs or indexes, are to be seen by what C(LOOK) said; None when all are."""
+    if "error" in said:
+        return f"its pynvml does not work ({said['error']})"
+    missing = [
+        gpu
+        for gpu in wanted
+        if not (gpu.isdigit() and int(gpu) < len(said["gpus"]))
+        and not any(uuid.startswith(gpu) for uuid in said["gpus"])
+    ]
+    have = ", ".join(said["gpus"]) or "none"
+    return f"its pynvml does not see {', '.join(missing)}; it sees {have}" if missing else None

@@ -52,9 +52,11 @@ def test_what_is_not_pinned_is_refused_by_name(text, extra, said):
 
 
 def test_the_digest_depends_on_everything_an_environment_is_made_from():
-    base = ("a==1\n", ["t==1"], "/usr/bin/python3.11")
-    others = [("a==2\n", *base[1:]), (base[0], ["t==2"], base[2]), (*base[:2], "/usr/bin/python3.12")]
-    assert len({pure.digest(*parts) for parts in [base, *others]}) == 4
+    base = ("a==1\n", ["t==1"], "/usr/bin/python3.11", None)
+    others = [
+        ("a==2\n", *base[1:]), (base[0], ["t==2"], *base[2:]), (*base[:2], "/usr/bin/python3.12", None), (*base[:3], "/opt/torch"),
+    ]  # fmt: skip
+    assert len({pure.digest(*parts) for parts in [base, *others]}) == 5
     assert pure.digest(*base) == pure.digest(*base)
 
 
@@ -138,50 +140,64 @@ def test_what_lies_there_is_absent_ours_or_foreign(tmp_path):
 
 
 class Library:
-    """libnvidia-ml with chosen answers."""
+    """The NVML reader with chosen answers."""
 
-    def __init__(self, init=0, count=2):
-        self.started = self.stopped = False
+    def __init__(self, error=None, devices=2, problems=()):
+        self.error, self.driver = error, None if error else "580.1"
+        self.devices, self.problems, self.closed = dict.fromkeys(range(devices)), list(problems), False
 
-        def start():
-            self.started = True
-            return init
-
-        def stop():
-            self.stopped = True
-
-        def counted(reference):
-            reference._obj.value = count
-            return 0
-
-        def version(buffer, _size):
-            buffer.value = b"580.1"
-            return 0
-
-        self.nvmlInit_v2, self.nvmlShutdown = start, stop
-        self.nvmlDeviceGetCount_v2, self.nvmlSystemGetDriverVersion = counted, version
-        self.nvmlErrorString = lambda code: b"Driver Not Loaded"
+    def close(self):
+        self.closed = True
 
 
 @pytest.mark.parametrize(
     ("library", "state", "why"),
     [
         (Library(), "nvml", None),
-        (Library(init=9), "off", "Driver Not Loaded (9)"),
-        (Library(count=0), "off", "sees no GPU"),
+        (Library(error="nvmlInit_v2: Driver Not Loaded (9)", devices=0), "off", "Driver Not Loaded (9)"),
+        (Library(devices=0), "off", "sees no GPU"),
+        (Library(devices=0, problems=["GPU 0 of 1: GPU is lost"]), "off", "GPU is lost"),
     ],
 )
 def test_telemetry_is_on_or_says_why_not(monkeypatch, library, state, why):
-    monkeypatch.setattr(pure.ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(pure, "Nvml", lambda: library)
     found = pure.nvml(initialise=True)
     assert found["state"] == state and (found["why"] is None if why is None else why in found["why"])
-    assert library.stopped == (library.nvmlInit_v2() == 0)
+    assert found["gpus"] == len(library.devices) and library.closed
 
 
 def test_nvml_is_not_started_in_check_mode(monkeypatch):
-    library = Library()
-    monkeypatch.setattr(pure.ctypes, "CDLL", lambda name: library)
-    assert pure.nvml(initialise=False)["state"] == "unknown" and not library.started
+    monkeypatch.setattr(pure, "Nvml", lambda: pytest.fail("it was started"))
+    assert pure.nvml(initialise=False)["state"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted", "problem"),
+    [
+        ({"gpus": ["GPU-aa", "GPU-bb"]}, ["GPU-bb", "0"], None),
+        ({"gpus": ["GPU-aa"]}, ["GPU-bb", "1"], "does not see GPU-bb, 1; it sees GPU-aa"),
+        ({"gpus": []}, ["0"], "it sees none"),
+        ({"error": "ModuleNotFoundError: No module named 'pynvml'"}, ["0"], "No module named"),
+    ],
+)
+def test_gpus_that_the_environment_has_to_see(said, wanted, problem):
+    found = pure.unseen(said, wanted)
+    assert found is None if problem is None else problem in found
+
+
+def test_the_packages_of_a_base_can_be_imported(tmp_path):
+    for name in ("env", "base"):
+        (tmp_path / name / "lib/python3.11/site-packages").mkdir(parents=True)
+    pure.link_base(str(tmp_path / "env"), str(tmp_path / "base"))
+    link = tmp_path / "env/lib/python3.11/site-packages/launchproof_base.pth"
+    assert link.read_text() == f"{tmp_path}/base/lib/python3.11/site-packages\n"
+
+
+def test_a_base_of_another_python_is_refused(tmp_path):
+    (tmp_path / "env/lib/python3.11/site-packages").mkdir(parents=True)
+    (tmp_path / "base/lib/python3.12/site-packages").mkdir(parents=True)
+    with pytest.raises(pure.EnvError, match=r"no lib/python3\.11/site-packages"):
+        pure.link_base(str(tmp_path / "env"), str(tmp_path / "base"))
 
 
 def test_the_shipped_lock_is_complete_and_hashed():
