@@ -45,13 +45,20 @@ ensure_venv() {
   echo "$hash" >"$marker"
 }
 
-# install_cpu_torch PYTHON: torch as workload/requirements.in names it, in its CPU build; PyPI's brings gigabytes of CUDA.
-# A wheel in a folder that pip is told of (find-links) will do; without one it comes from PyTorch's own index.
-install_cpu_torch() {
-  local folder links=() backend=(--torch-backend cpu)
+# cpu_torch_source: the arguments, one a line, that make uv take torch's CPU build; PyPI's brings gigabytes of CUDA. A
+# wheel in a folder that pip is told of (find-links) will do; without one it comes from PyTorch's own index.
+cpu_torch_source() {
+  local folder backend=(--torch-backend cpu)
   for folder in $(.venv-test/bin/pip config get global.find-links 2>/dev/null) ${PIP_FIND_LINKS:-}; do
-    links+=(--find-links "$folder")
+    printf -- '--find-links\n%s\n' "$folder"
     compgen -G "${folder#file://}/torch-*.whl" >/dev/null && backend=()
   done
-  .venv-test/bin/uv pip install --quiet --python "$1" "${links[@]}" "${backend[@]}" "$(grep '^torch==' workload/requirements.in)"
+  [ ${#backend[@]} = 0 ] || printf '%s\n' "${backend[@]}"
+}
+
+# install_cpu_torch PYTHON: torch as workload/requirements.in names it, in its CPU build.
+install_cpu_torch() {
+  local source
+  mapfile -t source < <(cpu_torch_source)
+  .venv-test/bin/uv pip install --quiet --python "$1" "${source[@]}" "$(grep '^torch==' workload/requirements.in)"
 }
