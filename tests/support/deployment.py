@@ -84,10 +84,10 @@ def changed(output: str) -> int:
     return sum(map(int, counts))
 
 
-def inside(*command: str) -> str:
+def inside(*command: str, vmid: str = VMID) -> str:
     """A command's output in the container, through the node's own pct."""
     done = subprocess.run(
-        ["pct", "exec", VMID, "--", *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        ["pct", "exec", vmid, "--", *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{command}: {done.returncode} {done.stderr}"
     return done.stdout
