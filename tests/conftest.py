@@ -1,11 +1,32 @@
 # Copyright (c) dflash.launchproof contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tests marked ``long`` are left out unless LAUNCHPROOF_LONG is set, as ``./test --long`` does."""
+"""What all tests share: which of them a run is about, and the collection, imported as ansible does it.
+
+Tests marked ``long`` are left out unless LAUNCHPROOF_LONG is set, as ``./test --long`` does. ``pytest -m peers`` means the
+whole of tests/, not the unit tests alone. The workload's tests need torch, and run where no Ansible is.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("ansible"):
+    from ansible.plugins.loader import init_plugin_loader
+
+    # A role's defaults find the filters they name, and packages are the same ones for every test.
+    init_plugin_loader([str(Path("collections").resolve())])
+
+collect_ignore = [] if importlib.util.find_spec("torch") else ["unit/workload"]
+
+
+def pytest_configure(config):
+    if "peers" in config.option.markexpr and config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        config.args = ["tests"]
 
 
 def pytest_collection_modifyitems(config, items):

@@ -15,10 +15,9 @@ import time
 import pytest
 from ansible.errors import AnsibleConnectionFailure, AnsibleError, AnsibleFileNotFound
 from ansible.playbook.play_context import PlayContext
-from ansible.plugins.loader import become_loader, connection_loader, init_plugin_loader
+from ansible.plugins.loader import become_loader, connection_loader
 
 from tests.support import pve
-from tests.support.deployment import REPO
 
 pytestmark = [pytest.mark.container, pytest.mark.usefixtures("local_node")]
 
@@ -32,11 +31,6 @@ def container(tmp_path_factory, local_node):
     client.ensure(declared)
     yield declared
     client.ensure(declared, tasks_from="absent")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _loader():
-    init_plugin_loader([str(REPO / "collections")])
 
 
 def connect(transport="ssh", become=None, **variables):
