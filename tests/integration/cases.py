@@ -302,6 +302,11 @@ import atexit
 atexit.register(lambda: print("ev=exit code=0 reason=done", flush=True))
 print("ev=step step=1")
 raise KeyError("hidden_states")""", "-u"), proof={"progress": STEP, "done": DONE}, fact='grep -q KeyError $LOG'),
+    Case("cuda-oom-exit-0", "crashed_traceback", "CUDA out of memory, caught, and exit 0",
+         python("""
+print("ev=step step=1")
+print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")""", "-u"), proof={"progress": STEP, "done": DONE},
+         fact='[ "$(prop Result)" = success ] && [ "$(prop ExecMainStatus)" = 0 ]', evidence=("CUDA out of memory",)),
     Case("silent-exit", "died_before_log", "/bin/false", program="", exec_start="/bin/false",
          fact='[ "$(prop ExecMainStatus)" = 1 ] && ! [ -s $LOG ]', evidence=("/bin/false",)),
     Case("silent-exit-late", "died_before_log", "exit 3 after a second, without a word", bash("sleep 1; exit 3"),
@@ -315,6 +320,9 @@ raise KeyError("hidden_states")""", "-u"), proof={"progress": STEP, "done": DONE
          fact='! systemctl is-active $UNIT && [ "$(prop Result)" = success ]'),
     Case("pipe-exit-0", "exited_early", "a pipe hides the exit code", bash("(echo loading; exit 5) | cat"),
          proof={"progress": STEP, "done": DONE}, fact='[ "$(prop Result)" = success ] && grep -q loading $LOG'),
+    Case("active-exited", "exited_early", "RemainAfterExit= keeps the unit active, and nothing of it runs",
+         bash("echo launching; sleep 0.5"), service="Type=oneshot\nRemainAfterExit=yes", proof={"progress": STEP, "done": DONE},
+         fact='[ "$(prop ActiveState)/$(prop SubState)" = active/exited ]'),
     Case("never-notified", "exited_early", "Type=notify, exit 0 before READY=1 (Result=protocol)",
          bash("echo started and gone"), service="Type=notify", fact='[ "$(prop Result)" = protocol ]'),
     Case("no-child", "exited_early", "Type=forking, the parent exits 0 and leaves no child (Result=protocol)",
@@ -727,3 +735,23 @@ for i in range(1, 9999):
 ]  # fmt: skip
 
 CASES = FAULTS + HEALTHY
+# Reports of other tools' users that cases are about, see test_peers.py.
+PEERS = {
+    "active-exited": ("ansible 20278",),
+    "bad-shebang": ("systemd 3038",),
+    "buffered": ("moby 12447",),
+    "cuda-oom-alive": ("EveryVoice 178",),
+    "cuda-oom-exit-0": ("VIAME 146",),
+    "daemonised": ("ansible 79436", "ansible 33410"),
+    "h-copytruncate": ("logrotate 363",),
+    "h-copytruncate-hole": ("logrotate 34",),
+    "h-cr-bars": ("transformers 28683",),
+    "launcher-killed-itself": ("ansible 15800",),
+    "nccl-alive": ("verl 1158",),
+    "no-bind-source": ("systemd 17866", "lxc 4052"),
+    "no-log-folder": ("systemd 27591",),
+    "pipe-exit-0": ("ansible 12903",),
+    "silent-exit": ("ansible 24450",),
+    "worker-zombie": ("psutil 1008",),
+    "yesterdays-log": ("ansible 65282",),
+}

@@ -14,7 +14,7 @@ import json
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table import TABLE
 
-from tests.integration.cases import CASES
+from tests.integration.cases import CASES, PEERS
 from tests.integration.matrix import run_all
 from tests.support.container import REPO, Container
 from tests.support.replay import code, needed_by, replay
@@ -55,7 +55,12 @@ def judge(outcome):
         assert outcome.row["remedy"], facts
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def param(case):
+    marks = [pytest.mark.peers(*PEERS[case.name])] if case.name in PEERS else []
+    return pytest.param(case, id=case.name, marks=marks)
+
+
+@pytest.mark.parametrize("case", [param(case) for case in CASES])
 def test_case(outcomes, case):
     judge(outcomes[case.name])
 

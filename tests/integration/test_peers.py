@@ -4,7 +4,7 @@
 """What users of other tools have reported, and the tests that show that it does not happen here, or is named.
 
 ``pytest -m peers`` runs them all. A test anywhere carries the marker ``peers`` with the ids of the reports that it is
-about, a case of the fault matrix its attribute ``peers``; here are the lists of the reports, and what no other test shows.
+about, as cases of the fault matrix do (``PEERS`` in cases.py); here are the lists of the reports, and what no other test shows.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.cases import CASES, PEERS
 from tests.support import pve
 from tests.support.deployment import NODE
 from tests.support.proxy import Proxy
@@ -68,8 +69,8 @@ PROOF = {
     "ansible 12903": "a pipe hides the exit code",
     "systemd 3038": "203 for a bad first line of a script",
     "systemd 27591": "209 for a log folder that is not there",
-    "EveryVoice 178": "CUDA out of memory, and exit 0",
-    "VIAME 146": "CUDA out of memory, and still alive",
+    "EveryVoice 178": "CUDA out of memory, and still alive",
+    "VIAME 146": "CUDA out of memory, and exit 0",
     "verl 1158": "NCCL hangs, the process lives",
     "psutil 1008": "a zombie counts as running",
     "nvidia-docker 1483": "NVML lists the host's process ids",
@@ -83,19 +84,18 @@ VMID = 932
 
 
 def shown() -> set[str]:
-    """The ids that markers and cases of the matrix name, read from the tests' sources."""
-    found = set()
+    """The ids that markers name, read from the tests' sources, and those of the matrix."""
+    found = {report for reports in PEERS.values() for report in reports}
     for path in TESTS.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "peers":
                 found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
-            if isinstance(node, ast.keyword) and node.arg == "peers" and isinstance(node.value, ast.Tuple):
-                found |= {element.value for element in node.value.elts if isinstance(element, ast.Constant)}
     return found
 
 
 def test_every_report_has_a_test_and_every_test_a_report():
     assert shown() == {*PROVISIONING, *PROOF, *WORKLOAD}
+    assert set(PEERS) <= {case.name for case in CASES}
 
 
 # ------------------------------------------------------------------ on a container of the embedded node
