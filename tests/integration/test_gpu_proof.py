@@ -218,6 +218,7 @@ def detail(row: dict) -> str:
 HOST = State(gpus=[Gpu(A), Gpu(B)], host_pids=True)
 
 
+@pytest.mark.peers("nvidia-docker 1483")
 def test_where_nvml_lists_the_nodes_pids_they_are_not_mistaken_for_ours(machine, prove):
     """The list names a pid that also exists here, and is another process."""
     row = prove(replace(HOST, processes=[Listed(1, memory=2 * GIB)]))

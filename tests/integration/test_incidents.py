@@ -97,6 +97,7 @@ def launch(host: SshHost, incident: Incident) -> subprocess.CompletedProcess[str
     return host.ssh(incident.script)
 
 
+@pytest.mark.peers("ansible 15800", "lxc 554")
 @pytest.mark.parametrize("incident", INCIDENTS, ids=lambda incident: incident.name)
 def test_the_naive_launch_fails_without_a_word_and_gets_its_name(host, incident):
     began = time.monotonic()

@@ -245,6 +245,7 @@ def test_a_lock_is_named_when_it_does_not_go_away(run, node):
     assert ensure(run)["changed"] is False
 
 
+@pytest.mark.peers("Telmate 677", "Telmate 1069")
 def test_a_locked_container_is_waited_for(run, node):
     ensure(run)
     node.fail("PUT", "/config", 500, "CT is locked (backup)", times=1)
@@ -320,6 +321,7 @@ def test_preflight_finds_all_problems_at_once_and_calls_them_as_the_user_does(ru
     assert result["msg"].startswith("1. ")
 
 
+@pytest.mark.peers("Telmate 155", "UdelaRInterior 16")
 @pytest.mark.parametrize("index", range(len(RIGHTS)))
 def test_preflight_names_a_missing_right_and_the_command_that_grants_it(run, node, index):
     path = RIGHTS[index][0]
@@ -330,6 +332,15 @@ def test_preflight_names_a_missing_right_and_the_command_that_grants_it(run, nod
         assert result.get("failed") is None
         return
     assert f"pveum acl modify {path} --users 'deploy@pve' --tokens 'deploy@pve!t'" in result["msg"]
+
+
+@pytest.mark.peers("proxcenter-ui 9")
+def test_a_token_without_any_right_is_told_each_that_it_lacks_and_how_a_token_gets_it(run, node):
+    node.acl = {}
+    said = check(run)["msg"]
+    for privilege in RIGHTS[0][1]:
+        assert f"it lacks {privilege} on /vms/901" in said
+    assert "--tokens 'deploy@pve!t'" in said
 
 
 def test_preflight_sees_a_taken_number(run, node):

@@ -120,6 +120,7 @@ def test_a_failure_leaves_the_environment_as_it_was(call, tmp_path, lock, params
     assert (tmp_path / "o/venv").resolve() == before and folders(tmp_path) == [before.name]
 
 
+@pytest.mark.peers("nvitop 44")
 def test_an_impostor_that_came_later_is_repaired(call, tmp_path, monkeypatch):
     monkeypatch.setattr(module.pure, "pynvml_problem", lambda folder: None)
     call("nvidia_ml_py==13")
