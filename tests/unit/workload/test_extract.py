@@ -43,11 +43,11 @@ def arguments(texts, tmp_path, s3=None, uri=None, **options) -> list:
     return argv
 
 
-def everything(store, shards: int = 1) -> dict:
+def everything(store, shards: int = 1, run: str = "r") -> dict:
     """Sample id to its rows of hidden states, from committed batches alone; checks each file against its record."""
     found = {}
     for shard in range(1, shards + 1):
-        name = f"r/{stores.shard_name(shard, shards)}"
+        name = f"{run}/{stores.shard_name(shard, shards)}"
         for number, record in stores.committed(store, name).items():
             data = store.get(f"{name}/{stores.batch_name(number)}.safetensors")
             assert hashlib.sha256(data).hexdigest() == record["sha256"] and len(data) == record["bytes"]
