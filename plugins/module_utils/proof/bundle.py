@@ -43,6 +43,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import (
     cgroup,
+    dbus,
     events,
     gpu,
     logfile,
@@ -54,7 +55,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources i
 
 MODULES = (
     adhoc, cli, collect, decide, facts, gpus, launcher, ledger, prover, redact, render, scan, session, setup_codes, spec, table, view, watch,
-    cgroup, events, gpu, logfile, nvml, objects, process, systemd,
+    cgroup, dbus, events, gpu, logfile, nvml, objects, process, systemd,
     sys.modules[__name__],
 )  # fmt: skip
 PACKAGE = __name__.rpartition(".")[0]

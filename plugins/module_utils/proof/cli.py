@@ -44,8 +44,18 @@ def say(text: str, stream: TextIO | None = None) -> None:
     stream.flush()
 
 
+def own_paths(environ: dict) -> ledger.Paths:
+    """Where things lie for who runs this: an ordinary user keeps his sessions where the XDG Base Directory Specification says."""
+    if os.geteuid() == 0:
+        return ledger.Paths()
+    state = environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local/state")
+    return ledger.Paths(own=os.path.join(state, "launchproof"))
+
+
 def own_program() -> str:
-    """Where this very code lies unpacked, for the prover to run."""
+    """Where this very code lies unpacked, for the prover to run; where there is no right to unpack it, the file itself."""
+    if os.geteuid() != 0:
+        return os.path.realpath(sys.argv[0])
     from ansible_collections.dflash.launchproof.plugins.module_utils.proof import bundle  # it imports this module
 
     return bundle.unpack()
@@ -122,6 +132,8 @@ def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
     command = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not command:
         raise adhoc.AdhocError("there is no command: write it after --")
+    if os.geteuid() != 0:
+        raise adhoc.AdhocError("launchproof run writes a unit and starts it, which takes root: run it by sudo")
     proof = {}
     if options.proof:
         with open(options.proof, encoding="utf-8") as handle:
@@ -137,9 +149,8 @@ def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
     directory = os.path.abspath(options.directory)
     program = "%s -IS %s" % (sys.executable, os.path.realpath(sys.argv[0]))
     unit = adhoc.deliver(options.name, command, environ, options.user, directory, proof, program, paths)
-    answer = systemd.systemctl("daemon-reload")
-    if answer.returncode != 0:
-        raise session.SessionError("systemctl daemon-reload: %s" % answer.stderr.strip())
+    with systemd.Manager() as manager:
+        manager.reload()
     parameters = {"state": "restarted", "jobs": [{"unit": unit}], "timeout": options.timeout}
     document = drive(session.make_request(parameters, paths), paths, options.quiet)
     status = report(document, options)
@@ -339,8 +350,8 @@ def main(argv: list) -> int:
         return prover.main(argv[1])
     options = parser().parse_args(argv)
     try:
-        return options.function(options, ledger.Paths())
-    except (session.SessionError, adhoc.AdhocError, SpecError, OSError, ValueError) as error:
+        return options.function(options, own_paths(dict(os.environ)))
+    except (session.SessionError, systemd.SystemdError, adhoc.AdhocError, SpecError, OSError, ValueError) as error:
         say("launchproof: %s" % error, sys.stderr)
         return BLIND
     except KeyboardInterrupt:  # the detached prover goes on

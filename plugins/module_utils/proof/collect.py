@@ -4,7 +4,7 @@
 
 """Collects the facts of one unit from all sources, and asks decide() about them.
 
-What wakes it: systemd's own invocation links, the run folder (C(begin-run) and the death certificate), pidfds, control
+What wakes it: systemd's own signals, the run folder (C(begin-run) and the death certificate), pidfds, control
 group events, the log, the start job's end. A tick each second samples what sends no events (process states, CPU time,
 logs on network file systems).
 """
@@ -45,7 +45,6 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.scan impo
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import logfile, process, systemd
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import IN_MODIFY, NAMES
 
-FIRST_LOOK, LAST_LOOK = 0.002, 0.5  # s: looks at a unit in transition back off from the first to the last
 WINDOW = 5.0  # s over which CPU time and I/O are compared
 FOREIGN_EVERY = 1.0  # s between looks at who else writes to a shared log
 QUIET = 2.0  # s without a byte after which it is worth trying whether the log can be written
@@ -112,12 +111,10 @@ class UnitWatch:
         self.exec_seen = False
         self.need_show = self.dirty = True
         self.shown_at = 0.0  # CLOCK_BOOTTIME of what is known of the unit
-        self.look_at = 0.0  # CLOCK_BOOTTIME of the next look at a unit in transition
         self.verdict = self.wait = self.seen = None  # the last answer, and the facts that gave it
         self.wrong_processes = self.unexpanded = ()  # of diagnose
         self.instances_found = ()
         self.gpu_source = self.objects_source = self.last_log = None
-        self._look_gap = FIRST_LOOK
         self._tails, self._dead_log = [], None
         self._scanners = {}
         self._old_match = None
@@ -163,7 +160,7 @@ class UnitWatch:
         self.baseline = Baseline(
             taken_at=now,
             observed=observed,
-            invocation_id=systemd.invocation(self.unit) or state.invocation_id or self._last_run() or "",
+            invocation_id=state.invocation_id or self._last_run() or "",
             n_restarts=state.n_restarts,
             active_state=state.active_state,
             processes=pids if isinstance(pids, Unknown) else self._read_processes(pids, state.main_pid, detailed=False),
@@ -203,7 +200,7 @@ class UnitWatch:
 
     def _adopt(self, state: UnitState, now: float) -> None:
         """Take the run that is there, or the last one of the ledger, as the run under test."""
-        run_id = state.invocation_id or systemd.invocation(self.unit) or self._last_run()
+        run_id = state.invocation_id or self._last_run()
         if run_id:
             self._begin_run(run_id, state, now)
 
@@ -364,9 +361,8 @@ class UnitWatch:
         self.dirty = True
 
     def ask(self) -> None:
-        """Look at the unit at once, and again soon while it is in transition."""
+        """Look at the unit at once."""
         self.need_show = self.dirty = True
-        self._look_gap = FIRST_LOOK
 
     def _on_log(self) -> None:
         self.dirty = True
@@ -416,19 +412,16 @@ class UnitWatch:
         self.need_show = False
         self.dirty = True
         self.shown_at = now
-        if isinstance(state, UnitState) and self._condition:
-            state = replace(state, failed_condition=self._condition)
-        if state != self.state:
-            self._look_gap = FIRST_LOOK
-        before, self.state, self.properties = self.state, state, properties or self.properties
+        self.state, self.properties = state, properties or self.properties
         if self.baseline is None or not isinstance(state, UnitState):
             return
         refused = state.condition_at > self.baseline.taken_at and not state.condition_result
         if refused or (state.assert_at > self.baseline.taken_at and not state.assert_result):
-            self._condition = self._condition or systemd.failed_condition(self.unit)
+            self._condition = self._condition or state.failed_condition
+        if self._condition:  # an unloaded unit does not know it any more
             self.state = state = replace(state, failed_condition=self._condition)
         waiting = state.sub_state.startswith("auto-restart")
-        found = state.invocation_id or systemd.invocation(self.unit) or self._last_run()
+        found = state.invocation_id or self._last_run()
         if found and found != self.run_id and (self.baseline.observed or found != self.baseline.invocation_id):
             self._begin_run(found, state, now)
         self._was_waiting = self._was_waiting or waiting
@@ -440,14 +433,18 @@ class UnitWatch:
         self._refresh_processes(now)
         if state.main_pid and not self._pidfd and not os.path.exists("/proc/%d" % state.main_pid):
             self._dead_pid = state.main_pid  # it died before its pidfd could be had
-        behind = bool(state.main_pid) and state.main_pid == self._dead_pid
-        transition = state.active_state not in STEADY or waiting or behind or (before == state and not self.run_id)
-        ended_unseen = self.run_id and not state.main_pid and not self._certified(self.run_id)
-        if transition or state.pending_job or (ended_unseen and state.active_state != "active"):
-            self.look_at = now + self._look_gap
-            self._look_gap = min(self._look_gap * 2, LAST_LOOK)
-        else:
-            self.look_at = 0.0
+
+    def _settled(self) -> bool:
+        """Whether nothing is going on that systemd will tell of soon."""
+        state = self.state
+        if not isinstance(state, UnitState):
+            return False
+        return state.active_state in STEADY and not state.pending_job and not 0 < state.main_pid == self._dead_pid
+
+    @property
+    def queued(self) -> bool:
+        """Whether systemd has a start of the unit in its queue."""
+        return isinstance(self.state, UnitState) and self.state.pending_job in ("start", "restart")
 
     def _certified(self, run_id: str) -> bool:
         return any(end.invocation_id == run_id for end in self.exits)
@@ -586,8 +583,8 @@ class UnitWatch:
         if isinstance(pids, Unknown):
             self._processes = pids
             return
-        control = self.properties.get("ControlPID", "0")  # ExecStartPre=, ExecStopPost= …: not the job's
-        pids = tuple(pid for pid in pids if str(pid) != control)
+        control = self.properties.get("ControlPID", 0)  # ExecStartPre=, ExecStopPost= …: not the job's
+        pids = tuple(pid for pid in pids if pid != control)
         if state.main_pid and state.main_pid not in pids:
             pids += (state.main_pid,)  # systemd-run --scope as the command moves it out of the group, rightly
         self._processes = self._read_processes(pids, state.main_pid, detailed=True)
@@ -598,7 +595,8 @@ class UnitWatch:
             self._uninterruptible_since = None
 
     def tick(self, now: float) -> None:
-        """Sample what sends no events."""
+        """Sample what sends no events, and see to it that no event was missed."""
+        self.need_show = self.need_show or not self._settled()
         self._refresh_processes(now)
         self._read_oom()
         if isinstance(self._processes, tuple):
@@ -676,6 +674,9 @@ class UnitWatch:
                 "the unit's output goes to %s, which cannot be followed"
                 % (self.properties.get("StandardOutput") or "nowhere")
             )
+        closed = [tail.error for tail in self._tails if tail.error]
+        if closed:
+            return Unknown(closed[0])
         logs = [
             self._scanners[tail].log(
                 tail.path, exists=tail.exists, size=tail.size, changed=tail.change, old_match=self._old_match
@@ -741,13 +742,8 @@ class UnitWatch:
         wrote = isinstance(log, Log) and log.new_bytes
         if wrote and not self.exits:
             self.exec_seen = self.exec_seen or bool(isinstance(self.state, UnitState) and self.state.main_pid)
-        if (
-            not wrote
-            and isinstance(log, Log)
-            and self._place is NOT_READ
-            and log.path != "journal"
-            and self._worth_probing(now)
-        ):
+        mute = not wrote and isinstance(log, Log) and log.path != "journal"
+        if mute and self._place is NOT_READ and self._worth_probing(now):
             self._place = logfile.probe_place(log.path, self.properties.get("User") or self.user or "root")
         if self._journal is NOT_READ and self._worth_journal():
             found = systemd.journal(self.unit, self.run_id or "")

@@ -57,7 +57,7 @@ def _stage(view: View, now: float) -> str:
 def _wait(view: View, findings: list[Finding], now: float) -> Wait:
     stage = _stage(view, now)
     ends = {
-        "starting": view.start_deadline,
+        "starting": view.start_deadline if view.new_run else view.launch_deadline,
         "stable": view.start_deadline if view.missing else view.stable_at,
         "first_log": view.first_log_deadline,
         "gpu": view.began + view.spec.gpu_within,

@@ -29,13 +29,16 @@ class LedgerError(Exception):
 
 
 class Paths:
-    """Where things lie on a target; C(root) is another directory in tests."""
+    """Where things lie on a target; C(root) is another directory in tests.
 
-    def __init__(self, root: str = "/"):
+    Jobs and runs lie in one place. An ordinary user's proofs are his own, so their sessions lie in I(own), a folder of his.
+    """
+
+    def __init__(self, root: str = "/", own: str | None = None):
         self.jobs = os.path.join(root, "etc/launchproof/jobs")
         self.state = os.path.join(root, "var/lib/launchproof")
         self.runs = os.path.join(self.state, "runs")
-        self.sessions = os.path.join(self.state, "sessions")
+        self.sessions = os.path.join(own or self.state, "sessions")
         self.locks = os.path.join(root, "run/launchproof/locks")
 
     def job(self, unit: str) -> str:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import traceback
 from dataclasses import asdict, replace
 
@@ -59,7 +58,6 @@ def read_environment_file(path: str | None) -> dict:
 
 
 ATTEMPTS = 3  # at a stop or a start while the manager is away
-ASK_TIMEOUT = 2.0  # s within which a start must have been asked for
 
 
 def redactor_of(job: dict) -> Redactor:
@@ -112,7 +110,9 @@ class Prover:
             make_unit(job, self.request, self.loop, self.groups, self.redactors[job["unit"]], self.paths)
             for job in self.request["units"]
         ]
-        self.watch = Watch(self.loop, self.units, self._report)
+        self._start_jobs = {}  # path of a start job -> its unit
+        self.watch = Watch(self.loop, self.units, self._report, self._on_job_ended)
+        self.manager = self.watch.manager
         self.loop.watch(folder, NAMES, self._on_session)
 
     def _on_session(self, _mask: int, name: str) -> None:
@@ -161,7 +161,13 @@ class Prover:
     def _lock(self) -> None:
         for item in sorted(self._actions("start", "restart"), key=lambda item: item.unit):
             path = os.path.join(self.paths.locks, item.unit)
-            descriptor = session.take_lock(path, self.session_id, session.LOCK_TIMEOUT)
+            try:
+                descriptor = session.take_lock(path, self.session_id, session.LOCK_TIMEOUT)
+            except PermissionError as error:
+                raise session.SessionError(
+                    "starting %s takes root (%s: %s); state observed looks and starts nothing"
+                    % (item.unit, error.filename, error.strerror)
+                ) from None
             if descriptor is None:
                 raise session.SessionError(
                     "%s is being proved by session %s"
@@ -169,54 +175,23 @@ class Prover:
                 )
             self.locks.append(descriptor)
 
-    def _command(self, *arguments: str, on_line=None) -> subprocess.Popen:
-        """Start systemctl in the background; its errors go to I(on_line)."""
-        child = subprocess.Popen(
-            ("systemctl",) + arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env=dict(os.environ, LC_ALL="C.UTF-8"),
-        )  # fmt: skip
-        descriptor = child.stderr.fileno()
-        os.set_blocking(descriptor, False)
-        pending = bytearray()
-
-        def read() -> None:
-            with contextlib.suppress(BlockingIOError):
-                data = os.read(descriptor, 65536)
-                pending.extend(data)
-                while b"\n" in pending:
-                    line, _newline, rest = bytes(pending).partition(b"\n")
-                    pending[:] = rest
-                    if on_line:
-                        on_line(line.decode(errors="replace"))
-                if not data:
-                    self.loop.remove(descriptor)
-                    child.stderr.close()
-                    child.wait()
-                    if on_line:
-                        on_line(None)
-
-        self.loop.add(descriptor, read)
-        return child
-
     def _stop(self) -> None:
         """Stop what is to be restarted, and wait until its groups are empty."""
         stopping = self._actions("restart")
-        if stopping:
-            for item in stopping:
-                self.emit("stopping", item.unit)
-            for _attempt in range(ATTEMPTS):
-                said = []
-                child = self._command("stop", "--", *[item.unit for item in stopping], on_line=said.append)
-                while child.returncode is None and not self._released:
-                    self.loop.step(1.0)
-                self.watch.show(stopping)
-                if not any(line and systemd.AWAY.search(line) for line in said):
-                    break
+        for item in stopping:
+            self.emit("stopping", item.unit)
+        for _attempt in range(ATTEMPTS if stopping else 0):
+            with contextlib.suppress(systemd.SystemdError):
+                self.manager.order("StopUnit", [item.unit for item in stopping])
+                break
+        while stopping and not self._released:
+            self.watch.show(stopping)
+            stopping = [item for item in stopping if isinstance(item.state, UnitState) and item.state.pending_job]
+            self.loop.step(1.0 if stopping else 0.0)
         starting = self._actions("start", "restart")
         if starting and not self._released:
-            # Else the start limit, which counts the starts before as well, refuses this one. Units that are not loaded have no
-            # such count, and systemctl says so.
-            systemd.systemctl("reset-failed", "--", *[item.unit for item in starting])
+            # Else the start limit, which counts the starts before as well, refuses this one.
+            self.manager.reset_failed([item.unit for item in starting])
             self.watch.show(starting)
 
     def _take_baselines(self) -> None:
@@ -250,54 +225,48 @@ class Prover:
             return
         names = [item.unit for item in starting]
         targets = sorted({systemd.target_of(name) for name in names} - {None})
-        if targets:
-            shown = systemd.show(targets)
-            names += [
-                name
-                for name in targets
-                if isinstance(shown[name][0], UnitState) and shown[name][0].load_state == "loaded"
-            ]
+        shown = self.manager.show(targets)
+        names += [name for name in targets if getattr(shown[name][0], "load_state", "") == "loaded"]
         for item in starting:
             self.emit("starting", item.unit)
-            item.ask()
         # From here on a prover that takes over must not start anything a second time.
         ledger.write_json(os.path.join(self.folder, "ordered"), {"units": names})
-        self._order(starting, names, 1)
+        self._order(starting, names)
 
-    def _order(self, starting: list, names: list, attempt: int) -> None:
-        """Ask for the starts and listen to what systemctl says, again where the manager was away (re-executed)."""
+    def _order(self, starting: list, names: list) -> None:
+        """Ask for the starts, again for what has not begun where the manager went away meanwhile (re-executed)."""
         by_name = {item.unit: item for item in starting}
-        away = []
+        for _attempt in range(ATTEMPTS):
+            try:
+                answers = self.manager.order("StartUnit", names)
+                break
+            except systemd.SystemdError as error:
+                answers = dict.fromkeys(names, error)
+            self.watch.show(starting)
+            waits = [
+                item.unit for item in starting if item.run_id is None and not known(item.state, UnitState()).pending_job
+            ]
+            names = [name for name in names if name in waits or name not in by_name]
+        for name, answer in answers.items():
+            item = by_name.get(name)
+            if isinstance(answer, systemd.SystemdError):
+                if item:
+                    item.answer = StartAnswer(rc=1, text="Failed to start %s: %s" % (name, answer))
+            elif item:
+                self._start_jobs[answer] = item
+        for item in starting:
+            item.ask()
 
-        def on_line(line: str | None) -> None:
-            if line is None:
-                waiting = [item for item in starting if item.unit not in self.rows]
-                self.watch.show(waiting)
-                states = [
-                    (item, item.state) for item in waiting if isinstance(item.state, UnitState) and item.run_id is None
-                ]
-                left = [
-                    item.unit for item, state in states if state.active_state == "inactive" and not state.pending_job
-                ]
-                if away and left and attempt < ATTEMPTS:
-                    self._order(starting, [name for name in names if name in left or name not in by_name], attempt + 1)
-                    return
-                for item in waiting:
-                    if item.answer.rc is None:
-                        item.answer = replace(item.answer, rc=1 if item.answer.text else 0)
-                    item.ask()
-                return
-            if systemd.AWAY.search(line):
-                away.append(line)
-                return
-            for name, item in by_name.items():
-                if re.search(r"(?<![\w@.-])%s(?![\w@-])" % re.escape(name), line):
-                    item.answer = read_answer(item.answer, line, name)
-                    item.ask()
-
-        self.starter = self._command("start", "--no-ask-password", "--", *names, on_line=on_line)
-
-    starter = None
+    def _on_job_ended(self, path: str, unit: str, result: str) -> None:
+        """Take what came of the job that was asked for here."""
+        item = self._start_jobs.pop(path, None)
+        if item is None:
+            return
+        dependency = self.manager.failed_dependency(unit) if result == "dependency" else ""
+        good = result in ("done", "skipped")
+        text = "" if good else "the start job of %s ended with the result %r" % (unit, result)
+        item.answer = StartAnswer(rc=0 if good else 1, text=text, job_result=result, dependency=dependency)
+        item.ask()
 
     def _watch(self) -> None:
         while not self._released:
@@ -402,23 +371,7 @@ class Prover:
             with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
                 handle.writelines(self._lines[item.unit])
 
-    def _leave_starter(self) -> None:
-        """End the systemctl that waits for the start jobs, but not before it has asked for them; the jobs go on."""
-        asked = False
-        end = ledger.boottime() + ASK_TIMEOUT
-        starting = [item.unit for item in self._actions("start", "restart")]
-        while self.starter and self.starter.returncode is None and not asked and ledger.boottime() < end:
-            states = [state for state, _properties in systemd.show(starting).values() if isinstance(state, UnitState)]
-            asked = all(
-                state.pending_job or state.invocation_id or state.active_state != "inactive" for state in states
-            )
-            self.loop.step(0.0 if asked else 0.02)
-        if self.starter and self.starter.returncode is None:
-            self.starter.kill()
-            self.starter.wait()
-
     def _finish(self) -> dict:
-        self._leave_starter()
         host = self.request.get("host") or socket.gethostname()
         release = ledger.read_json(os.path.join(self.folder, "release")) or {}
         heir = release.get("by", self.session_id)
@@ -436,25 +389,7 @@ class Prover:
         self.emit("finished", verdict=document["verdict"])
         self.events.close()
         ledger.write_json(os.path.join(self.folder, "verdict.json"), document)
-        self._leave_starter()
         return document
-
-
-def read_answer(answer: StartAnswer, line: str, unit: str) -> StartAnswer:
-    """Take one line of systemctl's about a unit's start: systemctl's log_job_error_with_service_result()."""
-    results = (
-        ("A dependency job for", "dependency"), ("Assertion failed on job for", "assert"), ("canceled", "canceled"),
-        ("timed out", "timeout"), ("skipped", "skipped"), ("failed", "failed"),
-    )  # fmt: skip
-    result = next((word for text, word in results if text in line), answer.job_result)
-    dependency = systemd.failed_dependency(unit) if result == "dependency" else ""
-    return replace(
-        answer,
-        rc=1,
-        text=(answer.text + "\n" + line).strip(),
-        job_result=result,
-        dependency=dependency or answer.dependency,
-    )
 
 
 def main(folder: str) -> int:

@@ -157,7 +157,7 @@ def plan(request: dict, paths: ledger.Paths) -> list:
             raise SessionError(state.why)
         spec = validate(job["proof"])
         active = state.active_state in ACTIVE
-        run_id = systemd.invocation(job["unit"]) or state.invocation_id or ledger.current_run(paths, job["unit"])
+        run_id = state.invocation_id or ledger.current_run(paths, job["unit"])
         running = running_digest(paths, job["unit"], run_id)
         completed = not active and completed_run(paths, job["unit"], spec) is not None
         action, why = plan_action(request["state"], request["restart"], job["digest"], active, running, completed)
@@ -173,7 +173,7 @@ def plan(request: dict, paths: ledger.Paths) -> list:
 def held(path: str) -> bool:
     """Whether some process holds the lock file I(path)."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -368,7 +368,7 @@ def spawn(folder: str, request: dict, program: str) -> None:
     command = [sys.executable or "/usr/bin/python3", "-IS", program, "prover", folder]
     hard_end = max(validate(job["proof"]).total for job in request["units"]) + STOP_SLACK
     systemd_run = [
-        "systemd-run", "--quiet", "--collect", "--unit=" + unit, "--description=Proof of a launch",
+        "systemd-run", "--quiet", "--no-ask-password", "--collect", "--unit=" + unit, "--description=Proof of a launch",
         "--property=Type=exec", "--property=StandardOutput=null", "--property=StandardError=append:" + errors,
         "--property=RuntimeMaxSec=%d" % hard_end, "--property=OOMScoreAdjust=-500",
         # A unit that another one names is not collected at its end, so its exit stays readable (tried, systemd 252);

@@ -288,7 +288,8 @@ def never_launched(v: View) -> Finding | None:
     else:
         remedy = f"run systemctl start {v.unit}, and check that {v.facts.host or 'this'} is the right host"
     # Where what runs is looked at, no start is waited for.
-    since = min(v.start_deadline, v.began + LOOK_GRACE) if v.baseline.observed else v.start_deadline
+    look = v.baseline.observed and not v.queued
+    since = min(v.start_deadline, v.began + LOOK_GRACE) if look else v.launch_deadline
     return Finding("never_launched", since, remedy, evidence)
 
 
@@ -300,7 +301,7 @@ def previous_run_alive(v: View) -> Finding | None:
     remedy = f"stop the old run of {v.unit} (pid {pids}) with systemctl stop {v.unit}, then start it"
     return Finding(
         "previous_run_alive",
-        v.start_deadline,
+        v.launch_deadline,
         remedy,
         {**v.unit_evidence(), "processes": [process_data(p) for p in older[:16]]},
     )
@@ -563,7 +564,8 @@ def worker_gone(v: View) -> Finding | None:
 
 
 def restarted_in_window(v: View) -> Finding | None:
-    if v.restarts != 1 or not v.alive:
+    # Before the new main process there is nothing yet that could be stable.
+    if v.restarts != 1 or not v.alive or not v.main_alive:
         return None
     last = v.facts.exits[-1] if v.facts.exits else None
     before = how(last) if last else "its end was not seen"

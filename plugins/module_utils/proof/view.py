@@ -284,6 +284,16 @@ class View:
     def start_deadline(self) -> float:
         return self.began + self.spec.deadlines.start
 
+    @property
+    def queued(self) -> bool:
+        """Whether systemd itself has the start in its queue: a busy manager, or a unit that has to come first."""
+        return not self.new_run and self.state.pending_job in ("start", "restart")
+
+    @property
+    def launch_deadline(self) -> float:
+        """When a new run is due. A start that is queued will come, unless the time is up first."""
+        return self.total_deadline if self.queued else self.start_deadline
+
     @cached_property
     def first_log_deadline(self) -> float:
         return self.began + self.spec.deadlines.first_log
@@ -332,7 +342,8 @@ class View:
 
     def _missing(self) -> Iterator[tuple[str, str]]:
         if not self.new_run:
-            yield "starting", f"{self.unit} has not been started anew"
+            queued = f"; its {self.state.pending_job} job is in systemd's queue" if self.queued else ""
+            yield "starting", f"{self.unit} has not been started anew{queued}"
             return
         if self.exit is not None:
             yield "ended", f"the main process ended ({how(self.exit)})"

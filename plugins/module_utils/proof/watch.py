@@ -6,12 +6,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import UnitState, Verdict
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Verdict
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import NAMES, Loop
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop
 
 TICK = 1.0  # s between samples of what sends no events
 STORM = 32  # units from which on a pause as long as the asking took comes after it
@@ -19,52 +17,45 @@ FRESH = 0.05  # s: a look that is younger than this needs no second one before a
 
 
 class Watch:
-    """The loop over all units of a call. C(report(unit_watch, answer)) is called after each decision."""
+    """The loop over all units of a call. C(report(unit_watch, answer)) is called after each decision.
 
-    def __init__(self, loop: Loop, units: list, report):
+    C(job_ended(path, unit, result)) is called at the end of each of systemd's jobs.
+    """
+
+    def __init__(self, loop: Loop, units: list, report, job_ended=None):
         self.loop, self.units, self.report = loop, units, report
+        self.manager = systemd.Manager(loop, self._on_change, job_ended)
         self._by_name = {item.unit: item for item in units}
         self._next_tick = ledger.boottime() + TICK
         self._show_free_at = 0.0
-        loop.watch(systemd.INVOCATIONS, NAMES, self._on_invocation)
 
-    def _on_invocation(self, _mask: int, name: str) -> None:
-        unit = self._by_name.get(name.partition(":")[2])
-        if unit:
-            unit.ask()
+    def _on_change(self, unit: str | None) -> None:
+        """systemd says that a unit has changed, or (None) that any may have."""
+        for item in self.units if unit is None else filter(None, [self._by_name.get(unit)]):
+            item.ask()
 
     def show(self, units: list) -> None:
-        """Read I(units) from systemd by one exec, and give each its part."""
+        """Read I(units) from systemd, all at once, and give each its part."""
         if not units:
             return
         began = ledger.boottime()
-        answers = systemd.show([item.unit for item in units])
-        ending = [
-            s
-            for s, _p in answers.values()
-            if isinstance(s, UnitState) and s.pending_job and s.active_state == "deactivating"
-        ]
-        jobs = systemd.pending_jobs() if ending else {}
+        answers = self.manager.show([item.unit for item in units])
         now = ledger.boottime()
         # Storms of events of many units are answered together: at most half of the time goes into asking.
         self._show_free_at = now + (now - began) * min(len(units) / STORM, 1.0)
         for item in units:
-            state, properties = answers[item.unit]
-            if isinstance(state, UnitState) and state.pending_job:
-                state = replace(state, pending_job=jobs.get(item.unit, "" if ending else "start"))
-            item.apply(state, properties, now)
+            item.apply(*answers[item.unit], now)
         self.count_instances()
 
     def count_instances(self) -> None:
-        """Tell each instance of a template how many of the declared ones have run."""
+        """Tell each instance of a template how many of the declared ones have run, or are in systemd's queue."""
+        here = {item.unit for item in self.units if item.run_id or item.queued}
         for item in self.units:
-            if item.declared:
-                item.instances_found = tuple(
-                    name for name in item.declared if name in self._by_name and self._by_name[name].run_id
-                )
+            item.instances_found = tuple(name for name in item.declared if name in here)
 
     def turn(self, active: list, limit: float) -> None:
         """One round: wait for an event, a deadline or I(limit), then look, then decide."""
+        self.manager.tell()
         now = ledger.boottime()
         times = [limit, self._next_tick]
         for item in active:
@@ -72,8 +63,6 @@ class Watch:
                 times.append(self._show_free_at)
             elif item.dirty:
                 times.append(now)
-            if item.look_at:
-                times.append(max(item.look_at, self._show_free_at))
             if item.wait:
                 times.append(item.wait.deadline)
         self.loop.step(min(times) - now)
@@ -83,7 +72,7 @@ class Watch:
             for item in active:
                 item.tick(now)
         if now >= self._show_free_at:
-            self.show([item for item in active if item.need_show or (item.look_at and item.look_at <= now)])
+            self.show([item for item in active if item.need_show])
         proved = []
         for item in active:
             now = ledger.boottime()

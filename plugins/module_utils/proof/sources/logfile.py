@@ -11,7 +11,7 @@ import os
 import pwd
 import time
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import LogPlace
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import LogPlace, Unknown
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import CONTENT, NAMES
 
 PIECE = 256 * 1024  # bytes read at once
@@ -40,6 +40,7 @@ class Tail:
         self.path = path
         self.start = start
         self.change = ""  # truncated, renamed or deleted
+        self.error = ""  # why a file that is there cannot be read
         self.read_bytes = 0
         self.position = 0  # in the file that is open now
         self.past, self.past_written_at = 0, 0.0  # size when we came, and CLOCK_BOOTTIME of the last write before that
@@ -82,9 +83,13 @@ class Tail:
             self._loop.unwatch(key)
         self._folder = self._nearest_folder()
         self._keys = [self._loop.watch(self._folder, NAMES, self._on_event)]
+        self.error = ""
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            self.error = "%s: %s" % (self.path, error.strerror)
             return
         about = os.fstat(descriptor)
         self._file, self._inode = descriptor, (about.st_dev, about.st_ino)
@@ -223,8 +228,18 @@ def _try_write(path: str, user: str) -> str:
     return ""
 
 
-def probe_place(path: str, user: str) -> LogPlace:
-    """Try to write one block beside the log as the job's user, and remove it again."""
+def _number(user: str) -> int | None:
+    """The number of a user, None where there is none of that name."""
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return int(user) if user.isdigit() else None
+
+
+def probe_place(path: str, user: str) -> LogPlace | Unknown:
+    """Try to write one block beside the log as the job's user, and remove it again. Only root can be another user."""
+    if os.geteuid() not in (0, _number(user)):
+        return Unknown("whether %s can write at %s can be tried by root and %s alone" % (user, path, user))
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -2,146 +2,335 @@
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
 
-"""What systemd knows of units: one C(systemctl show) for many, and the links that it makes and removes by itself."""
+"""What systemd knows of units and does with them, over D-Bus: no process for each question, and it says what changes.
+
+Sources: org.freedesktop.systemd1(5) for methods, properties and signals; the sockets are those that systemctl uses.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
-import shlex
 import subprocess
 import time
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
-    DUMPED,
-    EXITED,
-    KILLED,
-    UnitState,
-    Unknown,
-)
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import EXITED, UnitState, Unknown
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import dbus
 
-# systemd makes C(invocation:UNIT) here when a unit starts and removes it when the unit is inactive or failed
-# (unit_export_invocation_id() of systemd's src/core/unit.c): start and end as inotify events, without D-Bus.
-INVOCATIONS = "/run/systemd/units"
-PROPERTIES = (
-    "Id,LoadState,LoadError,ActiveState,SubState,Result,Type,InvocationID,MainPID,ControlPID,ExecMainPID,ExecMainCode,"
-    "ExecMainStatus,ExecMainStartTimestampMonotonic,ExecMainExitTimestampMonotonic,NRestarts,ConditionResult,"
-    "ConditionTimestampMonotonic,AssertResult,AssertTimestampMonotonic,ControlGroup,NotifyAccess,PIDFile,Job,Restart,"
-    "RestartUSec,RuntimeMaxUSec,TimeoutStartUSec,WatchdogUSec,MemoryMax,FragmentPath,DropInPaths,User,ExecStart,ExecStartPre,ExecStartPost,ExecCondition,"
-    "EnvironmentFiles,RemainAfterExit,StandardOutput,WorkingDirectory"
-)
-UNITS = {
-    "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
-    "month": 2629800.0, "y": 31557600.0,
-}  # fmt: skip  # format_timespan() of systemd's src/basic/time-util.c
-COMMAND_TIMEOUT = 30  # s: a manager that answers nothing for so long is not going to
-
-AWAY_TIMEOUT, AWAY_PAUSE = 10.0, 0.05  # s that a manager may be away, and s between two attempts
-AWAY = re.compile(
-    r"disconnected from message bus|Connection reset by peer|Transport endpoint is not connected|Connection timed out"
-)
-NO_MANAGER = re.compile(r"(?i)not been booted with systemd|no such file|permission denied|access denied|not found")
+PRIVATE_SOCKET = "/run/systemd/private"  # the manager's own, for root: it is there without any bus
+BUS_SOCKET = "/run/dbus/system_bus_socket"  # for everybody
+SYSTEMD = "org.freedesktop.systemd1"
+MANAGER, UNIT = SYSTEMD + ".Manager", SYSTEMD + ".Unit"
+OBJECT = "/org/freedesktop/systemd1"
+PROPERTIES_INTERFACE = "org.freedesktop.DBus.Properties"
+BUS = "org.freedesktop.DBus"
+PROPERTIES = {
+    "LoadState", "LoadError", "ActiveState", "SubState", "Result", "Type", "InvocationID", "MainPID", "ControlPID", "ExecMainPID", "ExecMainCode",
+    "ExecMainStatus", "ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic", "NRestarts", "ConditionResult",
+    "ConditionTimestampMonotonic", "Conditions", "AssertResult", "AssertTimestampMonotonic", "Asserts", "ControlGroup", "NotifyAccess", "PIDFile",
+    "Job", "Restart", "RestartUSec", "RuntimeMaxUSec", "TimeoutStartUSec", "WatchdogUSec", "MemoryMax", "FragmentPath", "DropInPaths", "User",
+    "ExecStart", "ExecStartPre", "ExecStartPost", "ExecCondition", "EnvironmentFiles", "StandardOutput", "WorkingDirectory",
+}  # fmt: skip
+DEPENDENCIES = {"Requires", "BindsTo", "Requisite"}
+INFINITY = 2**64 - 1  # of a time or a size
+TIMEOUT = 30.0  # s: a manager that answers nothing for so long is not going to
+AWAY_TIMEOUT, AWAY_PAUSE = 10.0, 0.05  # s that a manager may be away (re-executed), and s between two attempts
+# What the bus says of a manager that is just away.
+AWAY = ("Error.NoReply", "Error.Disconnected", "Error.ServiceUnknown", "Error.NameHasNoOwner", "Error.Timeout")
+AT_ONCE = 64  # questions that are sent before the first answer is read: no buffer overflows
 
 
 class SystemdError(Exception):
-    """systemctl could not be asked at all."""
+    """systemd cannot be asked, or refuses. C(lasting): asking again would not help."""
+
+    def __init__(self, message: str, lasting: bool = False):
+        super().__init__(message)
+        self.lasting = lasting
 
 
-def systemctl(*arguments: str, timeout: float = COMMAND_TIMEOUT) -> subprocess.CompletedProcess:
-    """Run systemctl. Raises SystemdError where it cannot be run or does not answer."""
-    environ = {"PATH": os.environ.get("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), "LC_ALL": "C.UTF-8"}
-    environ.update(
-        {key: os.environ[key] for key in ("XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS") if key in os.environ}
-    )
-    try:
-        return subprocess.run(
-            ("systemctl",) + arguments, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            errors="replace", timeout=timeout, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise SystemdError("there is no systemctl on this machine") from None
-    except subprocess.TimeoutExpired:
-        raise SystemdError("systemctl %s gave no answer within %d s" % (arguments[0], timeout)) from None
+def unit_path(unit: str) -> str:
+    """The object path of a unit: all but letters and digits is escaped, bus_label_escape() of systemd."""
+    label = re.sub(r"[^A-Za-z0-9]|^[0-9]", lambda match: "".join("_%02x" % byte for byte in match[0].encode()), unit)
+    return "%s/unit/%s" % (OBJECT, label or "_")
 
 
-def seconds(text: str) -> float | None:
-    """Parse a time span as systemctl prints it ("1min 30s"); None for infinity, nothing or what is none."""
-    total = 0.0
-    for number, unit in re.findall(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text):
-        if unit not in UNITS:
-            return None
-        total += float(number) * UNITS[unit]
-    return total or (0.0 if text == "0" else None)
+def unit_of_path(path: str) -> str:
+    """The unit of an object path, "" for another object."""
+    head, _slash, label = path.rpartition("/")
+    if head != OBJECT + "/unit":
+        return ""
+    return re.sub(rb"_([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), label.encode()).decode(errors="replace")
 
 
-def parse_show(text: str) -> list:
-    """Split the output of C(systemctl show A B …) into one {property: value} a unit, in order."""
-    blocks = []
-    for block in text.split("\n\n"):
-        properties = {}
-        for line in block.splitlines():
-            name, equals, value = line.partition("=")
-            if equals:
-                # Commands have a line each: ExecStartPre= may come more than once.
-                properties[name] = properties[name] + "\n" + value if name in properties else value
-        if properties:
-            blocks.append(properties)
-    return blocks
+class Manager:
+    """A connection to systemd that comes back when systemd was away. Raises SystemdError.
+
+    With a I(loop), C(changed(unit)) is called for each unit of which systemd says that something is new (None: any may
+    have changed), and C(job_ended(path, unit, result)) at the end of each job.
+    """
+
+    def __init__(self, loop=None, changed=None, job_ended=None):
+        self._loop, self._on_changed, self._on_job_ended = loop, changed, job_ended
+        self._connection = None
+        self._changed, self._ended = {}, []  # what signals said and nobody was told yet; a dict keeps the order
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exception) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._connection:
+            if self._loop:
+                self._loop.remove(self._connection.fileno())
+            self._connection.close()
+            self._connection = None
+
+    # ---- the connection ----
+
+    def _connect(self):
+        """The connection, made where there is none. Root has the manager's own socket, which needs no bus."""
+        if self._connection:
+            return self._connection
+        sockets = ((PRIVATE_SOCKET,) if os.geteuid() == 0 else ()) + (BUS_SOCKET,)
+        failures = []
+        for path in sockets:
+            try:
+                self._connection = dbus.Connection(path, TIMEOUT)
+                break
+            except dbus.DBusError as error:
+                failures.append(str(error))
+        else:
+            lasting = not any(map(os.path.exists, sockets))
+            raise SystemdError("systemd does not answer (%s)" % "; ".join(failures), lasting)
+        if path == BUS_SOCKET:
+            self._call(BUS, "/org/freedesktop/DBus", BUS, "Hello")
+        if self._loop:
+            if path == BUS_SOCKET:
+                for rule in (
+                    "sender='%s'" % SYSTEMD,
+                    "sender='%s',member='NameOwnerChanged',arg0='%s'" % (BUS, SYSTEMD),
+                ):
+                    self._call(BUS, "/org/freedesktop/DBus", BUS, "AddMatch", "s", ("type='signal'," + rule,))
+            self._loop.add(self._connection.fileno(), self._on_readable)
+            self._ask([(SYSTEMD, OBJECT, MANAGER, "Subscribe")])  # else it says nothing of units
+            self._changed[None] = True
+        return self._connection
+
+    def _on_readable(self) -> None:
+        try:
+            for message in self._connection.messages():
+                if message.type == dbus.SIGNAL:
+                    self._on_signal(message)
+        except dbus.DBusError:
+            self.close()
+            self._changed[None] = True  # what is asked next connects anew
+        self.tell()
+
+    def _on_signal(self, message) -> None:
+        path, member = message.fields.get(dbus.PATH, ""), message.fields.get(dbus.MEMBER)
+        if member == "PropertiesChanged":
+            # The type's own properties come first, the general ones follow: with those it is complete.
+            unit = unit_of_path(path)
+            if unit and message.body.read("s") == UNIT:
+                self._changed[unit] = True
+        elif member == "JobNew":
+            self._changed[message.values()[2]] = True
+        elif member == "JobRemoved":
+            _number, job, unit, result = message.values()
+            self._changed[unit] = True
+            self._ended.append((job, unit, result))
+        elif member == "Reloading" and message.values() == [False]:
+            self._changed[None] = True
+        elif member == "NameOwnerChanged":
+            self._changed[None] = True  # a manager that is new on the bus
+
+    def tell(self) -> None:
+        """Pass on what signals said that came before an answer."""
+        ended, self._ended = self._ended, []
+        for job in ended:
+            if self._on_job_ended:
+                self._on_job_ended(*job)
+        changed, self._changed = self._changed, {}
+        for unit in changed:
+            if self._on_changed:
+                self._on_changed(unit)
+
+    def _ask(self, calls: list, on_answer=None) -> list:
+        """The answers to I(calls), (destination, path, interface, member, signature, values) each, in their order."""
+        connection = self._connect()
+        found = []
+        try:
+            for start in range(0, len(calls), AT_ONCE):
+                serials = [connection.send(*each) for each in calls[start : start + AT_ONCE]]
+                first = serials[0] - start
+
+                def count(serial: int, first: int = first) -> None:
+                    if on_answer:
+                        on_answer(serial - first)
+
+                answers = connection.answers(serials, self._on_signal, count)
+                found.extend(answers[serial] for serial in serials)
+        except dbus.DBusError as error:
+            self.close()
+            raise SystemdError(str(error)) from error
+        for answer in found:
+            if answer.error and answer.error[0].endswith(AWAY):
+                raise SystemdError(answer.error[1])
+        return found
+
+    def _call(self, *call) -> list:
+        """The values that one method returns."""
+        (answer,) = self._ask([call])
+        if answer.error:
+            raise SystemdError(answer.error[1], lasting=True)
+        return answer.values()
+
+    # ---- questions ----
+
+    def show(self, units: list) -> dict:
+        """{unit: (UnitState or Unknown, properties)} of I(units); systemd loads what is not loaded.
+
+        A manager that is away is asked again for a while: one that is being re-executed answers again soon.
+        """
+        end = time.monotonic() + AWAY_TIMEOUT
+        while True:
+            try:
+                found, jobs = self._look(units)
+                break
+            except SystemdError as error:
+                if error.lasting or time.monotonic() > end:
+                    return {unit: (Unknown(str(error)), {}) for unit in units}
+            time.sleep(AWAY_PAUSE)
+        offset = clock_offset()
+        return {
+            unit: (properties, {})
+            if isinstance(properties, Unknown)
+            else (unit_state(properties, offset, jobs.get(unit, "")), properties)
+            for unit, properties in found.items()
+        }
+
+    def _look(self, units: list) -> tuple:
+        """({unit: properties or Unknown}, {unit: type of its job})."""
+        # A signal that comes before the answer is in that already.
+        answers = self._ask(
+            [(SYSTEMD, unit_path(unit), PROPERTIES_INTERFACE, "GetAll", "s", ("",)) for unit in units],
+            lambda index: self._changed.pop(units[index], None),
+        )
+        found = {
+            unit: Unknown(answer.error[1]) if answer.error else answer.body.properties(PROPERTIES)
+            for unit, answer in zip(units, answers)
+        }
+        jobs = {}
+        if any(not isinstance(each, Unknown) and each.get("Job", (0,))[0] for each in found.values()):
+            (rows,) = self._call(SYSTEMD, OBJECT, MANAGER, "ListJobs")
+            jobs = {unit: kind for _number, unit, kind, _state, _path, _unit_path in rows}
+        return found, jobs
+
+    def failed_dependency(self, unit: str) -> str:
+        """A unit that I(unit) requires and that is not active, "" when there is none or nobody says."""
+        try:
+            (answer,) = self._ask([(SYSTEMD, unit_path(unit), PROPERTIES_INTERFACE, "GetAll", "s", (UNIT,))])
+            names = [] if answer.error else sum(answer.body.properties(DEPENDENCIES).values(), [])
+            if not names:
+                return ""
+            (rows,) = self._call(SYSTEMD, OBJECT, MANAGER, "ListUnitsByNames", "as", (names,))
+        except SystemdError:
+            return ""
+        return next((row[0] for row in rows if row[3] in ("failed", "inactive")), "")
+
+    # ---- orders ----
+
+    def order(self, method: str, units: list) -> dict:
+        """Ask for a job of each unit, by StartUnit or StopUnit: {unit: its job's path, or SystemdError where it is refused}.
+
+        Raises SystemdError where the manager went away meanwhile: some may have been asked for.
+        """
+        answers = self._ask([(SYSTEMD, OBJECT, MANAGER, method, "ss", (unit, "replace")) for unit in units])
+        return {
+            unit: SystemdError(answer.error[1], lasting=True) if answer.error else answer.values()[0]
+            for unit, answer in zip(units, answers)
+        }
+
+    def reset_failed(self, units: list) -> None:
+        """Forget the failures, and the starts that the start limit counts; units that are not loaded have none."""
+        with contextlib.suppress(SystemdError):
+            self._ask([(SYSTEMD, OBJECT, MANAGER, "ResetFailedUnit", "s", (unit,)) for unit in units])
+
+    def reload(self) -> None:
+        """Make systemd read its unit files again."""
+        self._call(SYSTEMD, OBJECT, MANAGER, "Reload")
 
 
-def unit_state(properties: dict, offset: float) -> UnitState:
-    """Turn properties into facts; I(offset) is CLOCK_BOOTTIME - CLOCK_MONOTONIC, s."""
+def show(units: list) -> dict:
+    """{unit: (UnitState or Unknown, properties)} of I(units), by a connection that is closed again."""
+    with Manager() as manager:
+        return manager.show(units)
 
-    def number(name: str) -> int:
-        value = properties.get(name, "")
-        return int(value) if value.isdigit() else 0
+
+def unit_state(properties: dict, offset: float, job: str) -> UnitState:
+    """Turn properties into facts; I(offset) is CLOCK_BOOTTIME - CLOCK_MONOTONIC, s, I(job) the type of the unit's job."""
 
     def moment(name: str) -> float:
-        value = number(name)
+        value = properties.get(name, 0)
         return value / 1e6 + offset if value else 0.0
 
-    memory = properties.get("MemoryMax", "")
+    def span(name: str) -> float | None:
+        value = properties.get(name, INFINITY)
+        return None if value == INFINITY else value / 1e6
+
+    memory = properties.get("MemoryMax", INFINITY)
     return UnitState(
         load_state=properties.get("LoadState", ""),
-        load_error=re.sub(r'^\S+ "(.*)"$', r"\1", properties.get("LoadError", "")),
+        load_error=properties.get("LoadError", ("", ""))[1],
         active_state=properties.get("ActiveState", ""),
         sub_state=properties.get("SubState", ""),
         result=properties.get("Result", "success"),
         type=properties.get("Type", ""),
-        invocation_id=properties.get("InvocationID", ""),
-        main_pid=number("MainPID"),
-        exec_main_pid=number("ExecMainPID"),
-        exec_main_code=number("ExecMainCode"),
-        exec_main_status=number("ExecMainStatus"),
+        invocation_id=properties.get("InvocationID", b"").hex(),
+        main_pid=properties.get("MainPID", 0),
+        exec_main_pid=properties.get("ExecMainPID", 0),
+        exec_main_code=properties.get("ExecMainCode", 0),
+        exec_main_status=properties.get("ExecMainStatus", 0),
         exec_main_started_at=moment("ExecMainStartTimestampMonotonic"),
         exec_main_exited_at=moment("ExecMainExitTimestampMonotonic"),
-        n_restarts=number("NRestarts"),
-        condition_result=properties.get("ConditionResult") == "yes",
+        n_restarts=properties.get("NRestarts", 0),
+        condition_result=properties.get("ConditionResult", False),
         condition_at=moment("ConditionTimestampMonotonic"),
-        assert_result=properties.get("AssertResult") == "yes",
+        assert_result=properties.get("AssertResult", False),
         assert_at=moment("AssertTimestampMonotonic"),
+        failed_condition=failed_condition(properties),
         control_group=properties.get("ControlGroup", ""),
         notify_access=properties.get("NotifyAccess", "none"),
         pid_file=properties.get("PIDFile", ""),
-        pending_job="pending" if number("Job") else "",
+        pending_job=job,
         restart=properties.get("Restart", "no"),
-        restart_sec=seconds(properties.get("RestartUSec", "")) or 0.0,
-        runtime_max=seconds(properties.get("RuntimeMaxUSec", "")),
-        timeout_start=seconds(properties.get("TimeoutStartUSec", "")),
-        watchdog=seconds(properties.get("WatchdogUSec", "")) or None,
-        memory_max=int(memory) if memory.isdigit() and int(memory) < 2**63 else None,
+        restart_sec=span("RestartUSec") or 0.0,
+        runtime_max=span("RuntimeMaxUSec"),
+        timeout_start=span("TimeoutStartUSec"),
+        watchdog=span("WatchdogUSec") or None,
+        memory_max=memory if memory < 2**63 else None,
         missing_files=missing_files(properties) if properties.get("Result") == "resources" else (),
-        failed_command=failed_command(properties),
-        failed_post_command=failed_post_command(properties),
+        failed_command=failed_command(properties, "ExecStartPre", "ExecCondition"),
+        failed_post_command=failed_command(properties, "ExecStartPost"),
         fragment_path=properties.get("FragmentPath", ""),
     )
 
 
 def missing_files(properties: dict) -> tuple:
     """Files of EnvironmentFile= that are not there, those left out that may be missing ("-")."""
-    found = re.findall(r"^(.*) \(ignore_errors=no\)$", properties.get("EnvironmentFiles", ""), re.MULTILINE)
-    return tuple(path for path in found if not glob.glob(path))
+    return tuple(path for path, may in properties.get("EnvironmentFiles", ()) if not may and not glob.glob(path))
+
+
+def failed_condition(properties: dict) -> str:
+    """The condition or assertion that said no, in the unit file's words; "" where none did."""
+    for name, trigger, negate, parameter, state in properties.get("Conditions", []) + properties.get("Asserts", []):
+        if state < 0:
+            return "%s=%s%s%s" % (name, "|" if trigger else "", "!" if negate else "", parameter)
+    return ""
 
 
 def clock_offset() -> float:
@@ -149,48 +338,43 @@ def clock_offset() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 
-def properties_of(units: list) -> dict:
-    """{unit: properties} of I(units), by one exec. Raises SystemdError.
+def command(properties: dict) -> tuple:
+    """The words of ExecStart=."""
+    return tuple(properties["ExecStart"][0][1]) if properties.get("ExecStart") else ()
 
-    A manager that is being re-executed drops its connections and answers again soon: it is asked again for a while.
+
+def ends(properties: dict, *names: str) -> list:
+    """(words, code, status) of the commands of these properties that have ended, in their order, without those that may fail."""
+    return [
+        (tuple(entry[1]), entry[8], entry[9])
+        for name in names
+        for entry in properties.get(name, ())
+        if entry[8] and not entry[2]
+    ]
+
+
+def parent_end(properties: dict) -> tuple:
+    """(code, status) with which the parent of a Type=forking unit ended, (0, 0) when it did not.
+
+    ExecMainCode= stays 0 where systemd never came to know a main process.
     """
-    end = time.monotonic() + AWAY_TIMEOUT
-    while True:
-        answer = systemctl("show", "--no-pager", "--property=" + PROPERTIES, "--", *units)
-        blocks = parse_show(answer.stdout)
-        if answer.returncode == 0 and len(blocks) == len(units):
-            return dict(zip(units, blocks))
-        why = answer.stderr.strip() or "%d answers for %d units" % (len(blocks), len(units))
-        if NO_MANAGER.search(why) or time.monotonic() > end:
-            raise SystemdError("systemctl show: %s" % why)
-        time.sleep(AWAY_PAUSE)
+    return next((each[1:] for each in ends(properties, "ExecStart")), (0, 0))
 
 
-def show(units: list) -> dict:
-    """{unit: (UnitState or Unknown, properties)} of I(units), by one exec."""
-    try:
-        found = properties_of(units)
-    except SystemdError as error:
-        return {unit: (Unknown(str(error)), {}) for unit in units}
-    offset = clock_offset()
-    return {unit: (unit_state(properties, offset), properties) for unit, properties in found.items()}
+def failed_command_status(properties: dict) -> int:
+    """Exit status of the ExecStartPre= or ExecCondition= command that failed last, 0 when none did."""
+    return _failed(properties, "ExecStartPre", "ExecCondition")[1]
 
 
-def invocation(unit: str) -> str | None:
-    """The id of the invocation that runs now, from systemd's own link; None when there is none."""
-    try:
-        return os.readlink("%s/invocation:%s" % (INVOCATIONS, unit))
-    except OSError:
-        return None
+def failed_command(properties: dict, *names: str) -> str:
+    """The command of these properties that failed last, with its exit status, for people; "" when none failed."""
+    words, status = _failed(properties, *names)
+    return "%s (exit status %d)" % (" ".join(words), status) if status else ""
 
 
-def pending_jobs() -> dict:
-    """{unit: type of its pending job}: start, stop, restart …"""
-    try:
-        lines = systemctl("list-jobs", "--no-legend", "--no-pager", "--plain", "--full").stdout.splitlines()
-    except SystemdError:
-        return {}
-    return {fields[1]: fields[2] for fields in map(str.split, lines) if len(fields) >= 4}
+def _failed(properties: dict, *names: str) -> tuple:
+    failed = [(words, status) for words, code, status in ends(properties, *names) if code == EXITED and status]
+    return failed[-1] if failed else ((), 0)
 
 
 def target_of(unit: str) -> str | None:
@@ -199,74 +383,12 @@ def target_of(unit: str) -> str | None:
     return match.group(1) + ".target" if match else None
 
 
-def failed_condition(unit: str) -> str:
-    """The condition that said no, in the unit file's words; "" when systemctl does not say."""
-    try:
-        text = systemctl("status", "--no-pager", "--lines=0", "--", unit).stdout
-    except SystemdError:
-        return ""
-    match = re.search(r"((?:Condition|Assert)\w+=.*?) was not met", text)
-    return match.group(1) if match else ""
-
-
-def command(properties: dict) -> tuple:
-    """The words of ExecStart=, as far as systemctl's own form keeps them apart."""
-    match = re.search(r"argv\[\]=(.*?) ; ignore_errors=", properties.get("ExecStart", ""))
-    return tuple(match.group(1).split()) if match else ()
-
-
-def parent_end(properties: dict) -> tuple:
-    """(code, status) with which the parent of a Type=forking unit ended, (0, 0) when it did not.
-
-    ExecMainCode= stays 0 where systemd never came to know a main process.
-    """
-    found = re.search(r"; code=(exited|killed|dumped) ; status=(\d+)", properties.get("ExecStart", ""))
-    return (
-        ({"exited": EXITED, "killed": KILLED, "dumped": DUMPED}[found.group(1)], int(found.group(2)))
-        if found
-        else (0, 0)
-    )
-
-
-def failed_command_status(properties: dict) -> int:
-    """Exit status of the ExecStartPre= or ExecCondition= command that failed last, 0 when none did."""
-    return _failed_command(properties)[1]
-
-
-def failed_command(properties: dict) -> str:
-    """That command and its exit status for people, "" when none failed."""
-    words, status = _failed_command(properties)
-    return "%s (exit status %d)" % (words, status) if status else ""
-
-
-def failed_post_command(properties: dict) -> str:
-    """The ExecStartPost= command that failed, with its exit status, "" when none did."""
-    words, status = _failed_command(properties, ("ExecStartPost",))
-    return "%s (exit status %d)" % (words, status) if status else ""
-
-
-def _failed_command(properties: dict, names: tuple = ("ExecStartPre", "ExecCondition")) -> tuple:
-    text = "\n".join(properties.get(name, "") for name in names)
-    found = re.findall(r"argv\[\]=(.*?) ; ignore_errors=.*?code=exited ; status=(\d+)", text)
-    return next(((words, int(status)) for words, status in reversed(found) if int(status)), ("", 0))
-
-
-def failed_dependency(unit: str) -> str:
-    """A unit that I(unit) requires and that is not active, "" when there is none."""
-    try:
-        names = systemctl("show", "--property=Requires,BindsTo,Requisite", "--value", "--", unit).stdout.split()
-        states = parse_show(systemctl("show", "--property=Id,ActiveState", "--", *names).stdout) if names else []
-    except SystemdError:
-        return ""
-    return next((state.get("Id", "") for state in states if state.get("ActiveState") in ("failed", "inactive")), "")
-
-
 def declared_output(unit: str, properties: dict) -> str | None:
     """The file that StandardOutput= of the unit names, None where it names none.
 
-    systemctl shows only the word "append" or "file" (tried with systemd 252), so the unit's files are read.
+    The property holds only the word "append" or "file" (tried with systemd 252), so the unit's files are read.
     """
-    files = [properties.get("FragmentPath", "")] + shlex.split(properties.get("DropInPaths", ""))
+    files = [properties.get("FragmentPath", "")] + properties.get("DropInPaths", [])
     found = None
     for path in filter(None, files):
         try:

@@ -319,8 +319,9 @@ CASES = [
     Case(
         "start-job-waits",
         "never_launched",
-        10,
+        70,
         {**NO_START, "systemd": f.UnitState(pending_job="start")},
+        {"deadlines": {"total": 70}},
         remedy="list-jobs",
         at_once=False,
     ),

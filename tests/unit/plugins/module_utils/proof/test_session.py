@@ -14,7 +14,7 @@ import time
 
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, prover, session
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import StartAnswer, UnitState
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import UnitState
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError, validate
 
@@ -93,7 +93,6 @@ def test_a_run_has_completed_by_certificate_and_log(paths, log, certificate, spe
 def show(monkeypatch, **states):
     answers = {name.replace("_", ".") + "": state for name, state in states.items()}
     monkeypatch.setattr(systemd, "show", lambda units: {unit: (answers[unit], {}) for unit in units})
-    monkeypatch.setattr(systemd, "invocation", lambda unit: None)
 
 
 def test_the_plan_compares_the_running_digest_with_the_declared_one(paths, monkeypatch):
@@ -288,23 +287,6 @@ def test_a_broken_session_still_gets_a_document(paths, capsys):
     (row,) = document["jobs"]
     assert (row["unit"], row["code"], row["ok"]) == (UNIT, "observer_blind", False)
     assert row["remedy"]
-
-
-@pytest.mark.parametrize(
-    ("line", "result"),
-    [
-        ("A dependency job for training.service failed. See 'journalctl -xe' for details.", "dependency"),
-        ("Job for training.service failed because the control process exited with error code.", "failed"),
-        ("Job for training.service canceled.", "canceled"),
-        ("Assertion failed on job for training.service.", "assert"),
-        ("Job for training.service failed because a timeout was exceeded.", "failed"),
-    ],
-)
-def test_what_systemctl_says_of_a_start(monkeypatch, line, result):
-    monkeypatch.setattr(systemd, "failed_dependency", lambda unit: "db.service")
-    answer = prover.read_answer(StartAnswer(), line, UNIT)
-    assert (answer.rc, answer.job_result, answer.text) == (1, result, line)
-    assert answer.dependency == ("db.service" if result == "dependency" else "")
 
 
 def test_secrets_files_are_read_as_systemd_reads_them(tmp_path):
