@@ -49,6 +49,10 @@ CASES = {
         lambda: container(vmid=FOREIGN),
         ["launchproof_container.vmid", str(FOREIGN)],
     ),
+    "number of another container than the declared one": (
+        lambda: {"ansible_pct_vmid": FOREIGN},
+        ["ansible_pct_vmid", str(FOREIGN), "launchproof_container.vmid 901"],
+    ),
     "more disk than the storage has": (
         lambda: container(disk_gib=1_000_000),
         ["launchproof_container.disk_gib", "1000000"],

@@ -15,11 +15,13 @@ import re
 import stat
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cases import CASES, PEERS
+from tests.integration.test_pct import connect
 from tests.support import pve
 from tests.support.deployment import NODE
 from tests.support.proxy import Proxy
@@ -221,6 +223,17 @@ def test_each_key_that_root_alone_may_set_is_named_before_anything_is_sent(clien
     for key in ("mp0", "features"):
         assert re.search(rf"pve_root_via is 'none': {key} is .* which Proxmox lets root@pam alone set", told(refused))
     assert log.changes() == []
+
+
+@pytest.mark.container
+@pytest.mark.peers("lxc 4507")
+def test_a_background_child_holds_up_no_command_and_outlives_the_connection(container):
+    connection = connect("ssh", ansible_pct_vmid=VMID)
+    began = time.monotonic()
+    rc, pid, _err = connection.exec_command("sleep 600 </dev/null >/dev/null 2>&1 & echo $!")
+    assert rc == 0 and time.monotonic() - began < 300
+    connection.reset()
+    inside(f"kill {int(pid)}")
 
 
 # ------------------------------------------------------------------ a declared address is a postcondition
