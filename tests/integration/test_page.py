@@ -21,24 +21,14 @@ from pathlib import Path
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
+from tests.support.browser import chromium
 from tests.support.workload import KEY, SECRET, WORKLOAD, s3, start, start_s3, stop  # noqa: F401 - s3, start: fixtures
 
 sys.path.insert(0, str(WORKLOAD))
 from common.store import DONE, RUN, LocalStore, S3Store, batch_name, shard_name  # noqa: E402
 
-CHROMIUM = "/usr/bin/chromium"
-# Nothing of the browser's own may go out, and there is no GPU and no unprivileged user to be had.
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 expect.set_options(timeout=30_000)
 
 # A job of the reference contract that does what it is told, a word a line.
@@ -145,12 +135,8 @@ def monitor(start, tmp_path) -> Callable[..., str]:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if not Path(CHROMIUM).exists():
-        pytest.fail(f"{CHROMIUM} is missing: apt-get install chromium, or ./test page, which does it")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture

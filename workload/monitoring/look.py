@@ -86,10 +86,15 @@ class Watcher:
         self._local_dir, self._s3, self._run_id, self._limits = local_dir, s3, run_id, limits
         self._reader = units.Reader(runs)
         self._judge = Judge(limits)
+        self._local: Listing | None = None
+        self._local_due = 0.0
 
     def look(self) -> Status:
         """Look at everything once."""
-        local = objects.list_local(self._local_dir / self._run_id) if self._local_dir else None
+        if self._local_dir and time.monotonic() >= self._local_due:
+            self._local = objects.list_local(self._local_dir / self._run_id)
+            self._local_due = time.monotonic() + objects.pause(self._local.took_s)
+        local = self._local
         s3 = self._s3.listing if self._s3 else None
         expected = None
         if self._s3:

@@ -20,7 +20,7 @@ BATCH = re.compile(r"(shard-\d+-of-\d+)/batch-\d{6}\.safetensors")
 RECORD = re.compile(r"(shard-\d+-of-\d+)/batch-\d{6}\.json")
 DONE = re.compile(rf"(shard-\d+-of-\d+)/{stores.DONE}")
 
-# A listing may take this part of the time, so that a bucket with many objects costs no more requests than one with few.
+# A listing may take this part of the time, so that many objects cost no more than few.
 LISTING_SHARE = 0.1
 
 
@@ -150,6 +150,11 @@ def planned(store: stores.Store, run_id: str) -> dict[str, int] | None:
         return None
 
 
+def pause(took_s: float) -> float:
+    """Seconds to wait after a listing, so that all listings together take no more than their share of the time."""
+    return took_s * (1 / LISTING_SHARE - 1)
+
+
 class S3Watch:
     """Lists the bucket in a thread of its own, so that a slow S3 delays nothing else that the monitor knows."""
 
@@ -173,7 +178,7 @@ class S3Watch:
         if newest.unknown is None:
             self._good = newest
         self.answered.set()
-        return max(self._every, newest.took_s * (1 / LISTING_SHARE - 1))
+        return max(self._every, pause(newest.took_s))
 
     @property
     def listing(self) -> Listing:
