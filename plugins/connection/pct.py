@@ -82,9 +82,11 @@ import itertools
 import os
 import secrets
 import shlex
+import shutil
 import socket
 import stat
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -150,7 +152,7 @@ class Connection(SshConnection):
 
         def run(command):
             with partial.open("wb") as stream:
-                return self._stream(command, stdout=stream)
+                return self._stream(command, target=stream)
 
         try:
             outcome = self._attach(attach.send(to_text(in_path)), stdin=False, run=run)
@@ -159,6 +161,10 @@ class Connection(SshConnection):
             if outcome.rc != 0:
                 raise AnsibleError(f"{self._name()}: {in_path} was not fetched: {outcome.words()}")
             partial.replace(target)
+        except OSError as error:
+            raise AnsibleError(
+                f"{self._name()}: {in_path} was not fetched, {out_path} cannot be written: {error}"
+            ) from error
         finally:
             partial.unlink(missing_ok=True)
 
@@ -260,9 +266,13 @@ class Connection(SshConnection):
 
     def _shares(self) -> bool:
         """Whether connections to the node are shared, under names that Ansible gives them."""
-        given = " ".join(self.get_option(name) or "" for name in ("ssh_args", "ssh_common_args", "ssh_extra_args")).lower()
+        given = " ".join(
+            self.get_option(name) or "" for name in ("ssh_args", "ssh_common_args", "ssh_extra_args")
+        ).lower()
         named = self.get_option("control_path") or "controlpath" in given
-        return "controlmaster=auto" in given and "controlpersist=" in given.replace("controlpersist=no", "") and not named
+        return (
+            "controlmaster=auto" in given and "controlpersist=" in given.replace("controlpersist=no", "") and not named
+        )
 
     def _sockets(self) -> str:
         return unfrackpath(self.get_option("control_path_dir"))
@@ -287,8 +297,10 @@ class Connection(SshConnection):
             return [b"/bin/sh", b"-c", to_bytes(script), to_bytes(executable)]
         return self._build_command(executable, "ssh", self.host, f"/bin/sh -c {shlex.quote(script)}")
 
-    def _stream(self, command: list[bytes], data=None, stdin=None, stdout=subprocess.PIPE):
-        """Run a command line with ``data``, or a file, as stdin: nothing of a file passes through this process's memory.
+    def _stream(self, command: list[bytes], data=None, stdin=None, target=None):
+        """Run a command line with ``data``, or a file, as stdin, and write its stdout to ``target``, a file, if there is one.
+
+        A file passes through this process's memory in pieces at most. Raises OSError when ``target`` cannot be written.
 
         With a password for the node, the shared connection is up and asks for it no more.
         """
@@ -297,9 +309,22 @@ class Connection(SshConnection):
                 os.close(end)
             self.sshpass_pipe = None
             command = command[command.index(to_bytes(self.get_option("ssh_executable"))) :]
-        source = {"input": data} if data is not None else {"stdin": stdin or subprocess.DEVNULL}
-        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=False, **source)
-        return done.returncode, done.stdout or b"", done.stderr
+        if target is None:
+            source = {"input": data} if data is not None else {"stdin": stdin or subprocess.DEVNULL}
+            done = subprocess.run(command, capture_output=True, check=False, **source)
+            return done.returncode, done.stdout, done.stderr
+        with (
+            tempfile.TemporaryFile() as said,
+            subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said) as process,
+        ):
+            try:
+                shutil.copyfileobj(process.stdout, target, 1 << 20)
+            except OSError:
+                process.kill()
+                raise
+            process.wait()
+            said.seek(0)
+            return process.returncode, b"", said.read()
 
 
 def _lock(stream, byte: int) -> bool:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from tests.support.container import missing
@@ -27,3 +30,10 @@ def local_node():
     if not was_up:
         down = playbook("local_node", "-e", "local_node_state=absent")
         assert down.returncode == 0, down.stdout
+
+
+@pytest.fixture
+def sockets():
+    """A folder for ssh's own sockets, whose paths must be short."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        yield Path(name)

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
-import tempfile
+import sys
 import threading
 import time
 
@@ -18,6 +19,7 @@ from ansible.playbook.play_context import PlayContext
 from ansible.plugins.loader import become_loader, connection_loader
 
 from tests.support import pve
+from tests.support.deployment import ENVIRONMENT, REPO
 
 pytestmark = [pytest.mark.container, pytest.mark.usefixtures("local_node")]
 
@@ -33,7 +35,7 @@ def container(tmp_path_factory, local_node):
     client.ensure(declared, tasks_from="absent")
 
 
-def connect(transport="ssh", become=None, **variables):
+def connect(transport="ssh", become=None, password=None, **variables):
     """The connection plugin as a task gets it."""
     context = PlayContext()
     connection = connection_loader.get("dflash.launchproof.pct", context, os.devnull)
@@ -42,7 +44,13 @@ def connect(transport="ssh", become=None, **variables):
     })  # fmt: skip
     if become:
         plugin = become_loader.get(become)
-        plugin.set_options(var_options={"ansible_become_user": "nobody", "ansible_become_flags": "-s /bin/sh"})
+        plugin.set_options(
+            var_options={
+                "ansible_become_user": "nobody",
+                "ansible_become_flags": "-s /bin/sh",
+                "ansible_become_pass": password,
+            }
+        )
         connection.set_become_plugin(plugin)
     return connection
 
@@ -74,23 +82,56 @@ def test_text_data_and_environment_arrive_unharmed(connection):
     assert connection.exec_command("cat")[1] == b""
 
 
-def test_become(container):
-    connection = connect("ssh", become="su")
-    command = connection.become.build_become_command("id -un", connection._shell)
-    assert b"nobody" in connection.exec_command(command)[1]
+@pytest.mark.parametrize("password", [None, "not asked for"])
+@pytest.mark.parametrize("transport", ["ssh", "local"])
+def test_become(container, transport, password):
+    """Who is root is not asked for a password, and the task that brings one goes on all the same."""
+    connection = connect(transport, become="su", password=password)
+    command = connection.become.build_become_command("id -un; cat", connection._shell)
+    rc, out, err = connection.exec_command(command, in_data="dätä".encode())
+    assert (rc, out.decode().splitlines()[-2:], err) == (0, ["nobody", "dätä"], b"")
 
 
-@pytest.mark.parametrize("name", ["plain", "ünï 'quoted' \"$(touch x)\"", "-dash"])
+def test_become_that_fails_is_the_commands_failure(connection):
+    rc, _out, err = connection.exec_command("su nosuchuser -c true")
+    assert rc == 1
+    assert b"nosuchuser" in err
+
+
+@pytest.mark.parametrize("name", ["plain", "ünï 'quoted' \"$(touch x)\"", "-dash", "two\nlines", "x" * 255])
 def test_files_of_any_name_go_there_and_back(connection, tmp_path, name):
     source, back = tmp_path / "source", tmp_path / "back"
     source.write_bytes(os.urandom(3_000_001))
     source.chmod(0o640)
-    connection.put_file(str(source), f"/root/{name}")
-    assert connection.exec_command("stat -c %a /root/*; rm -f x")[1].split()[0] == b"640"
-    connection.fetch_file(f"/root/{name}", str(back))
+    connection.exec_command("mkdir /root/there")
+    connection.put_file(str(source), f"/root/there/{name}")
+    assert connection.exec_command("stat -c %a /root/there/*")[1] == b"640\n"
+    connection.fetch_file(f"/root/there/{name}", str(back))
     assert back.read_bytes() == source.read_bytes()
-    assert connection.exec_command("ls -A /root | grep -c XXXX; rm -f -- /root/* ./-dash")[1] == b"0\n"
+    assert (
+        connection.exec_command("ls -A /root/there | wc -l; rm -r /root/there")[1].split()[0]
+        == str(1 + name.count("\n")).encode()
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"source", "back"}
+
+
+def test_a_full_disk_here_or_there_is_told_and_leaves_nothing(connection, tmp_path):
+    source, small = tmp_path / "source", tmp_path / "small"
+    source.write_bytes(os.urandom(3_000_000))
+    small.mkdir()
+    connection.exec_command("mkdir /run/small && mount -t tmpfs -o size=1M tmpfs /run/small")
+    connection.put_file(str(source), "/root/large")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs", small], check=True)
+    try:
+        with pytest.raises(AnsibleError, match="not all of 3000000 bytes arrived, or they could not be stored"):
+            connection.put_file(str(source), "/run/small/x")
+        assert connection.exec_command("ls -A /run/small")[1] == b""
+        with pytest.raises(AnsibleError, match="was not fetched"):
+            connection.fetch_file("/root/large", str(small / "x"))
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)
+        connection.exec_command("umount /run/small; rmdir /run/small; rm /root/large")
 
 
 def test_a_large_file_does_not_pass_through_memory(connection, tmp_path):
@@ -147,17 +188,10 @@ def test_a_node_whose_host_key_is_not_known(container, tmp_path):
         connection.exec_command("true")
 
 
-@pytest.fixture
-def sockets():
-    """A folder for ssh's own sockets, whose paths must be short."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        yield name
-
-
 def test_a_connection_that_is_cut_is_not_repeated(container, sockets):
     """The master connection is ended while the command runs: its outcome is unknown, so it is run once."""
     connection = connect(ansible_ssh_args="-o ControlMaster=auto -o ControlPersist=60s",
-                         ansible_control_path_dir=sockets)  # fmt: skip
+                         ansible_control_path_dir=str(sockets))  # fmt: skip
     connection.exec_command("rm -f /root/runs")
     raised = []
 
@@ -181,8 +215,12 @@ def test_a_connection_that_is_cut_is_not_repeated(container, sockets):
     assert probe.exec_command("cat /root/runs; pkill sleep; rm /root/runs")[1] == b"run\n"
 
 
-def test_a_container_that_stops_while_a_command_runs(container, tmp_path):
-    """Then it is stopped, and a task waits until it is back: last, because it changes the container's state."""
+def pct(*command):
+    subprocess.run(["pct", *command], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+def test_a_container_that_stops_while_a_command_runs(container):
+    """Then it is stopped, and a task waits until it is back."""
     connection = connect("local")
     raised = []
 
@@ -198,10 +236,38 @@ def test_a_container_that_stops_while_a_command_runs(container, tmp_path):
     deadline = time.monotonic() + 10
     while probe.exec_command("cat /run/mark")[1] != b"on\n":
         assert time.monotonic() < deadline
-    pve.Client(tmp_path).ensure(container, container_state="stopped")
-    thread.join(20)
-    assert "the container stopped" in str(raised[0])
-    with pytest.raises(AnsibleConnectionFailure, match="the container is stopped"):
-        connection.exec_command("true")
-    pve.Client(tmp_path).ensure(container)
+    pct("stop", str(VMID))
+    try:
+        thread.join(20)
+        assert "the container stopped" in str(raised[0])
+        with pytest.raises(AnsibleConnectionFailure, match="the container is stopped"):
+            connection.exec_command("true")
+    finally:
+        pct("start", str(VMID))
     assert connection.exec_command("true")[0] == 0
+
+
+@pytest.mark.parametrize("transport", ["ssh", "local"])
+def test_a_container_that_starts_late_is_waited_for(container, tmp_path, transport):
+    """It is started once a first look has found it stopped."""
+    inventory = tmp_path / "inventory.json"
+    variables = {**pve.connection(), "ansible_pct_vmid": VMID, "ansible_pct_transport": transport}
+    inventory.write_text(json.dumps({"all": {"hosts": {"late": variables}}}))
+    pct("stop", str(VMID))
+    with subprocess.Popen(
+        [sys.executable, "-m", "ansible", "adhoc", "late", "-i", inventory,
+         "-m", "wait_for_connection", "-a", "timeout=60"],
+        cwd=REPO, env={**ENVIRONMENT, "ANSIBLE_DEBUG": "1"}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True,
+    ) as waiting:  # fmt: skip
+        lines = []
+        try:
+            for line in waiting.stdout:
+                lines.append(line)
+                if "fail (expected), retrying" in line:
+                    break
+        finally:
+            pct("start", str(VMID))
+        rest = waiting.stdout.read()
+    assert waiting.returncode == 0, "".join(lines)[-3000:] + rest[-3000:]
+    assert '"changed": false' in rest
