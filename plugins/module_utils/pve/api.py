@@ -112,7 +112,8 @@ class Api:
     :param where: how messages name it.
     :param lock_timeout: seconds a change is retried while the container is locked.
     :param task_timeout: seconds a task may run.
-    :param login: gets a new ticket where the identity is a password; called again when Proxmox says it has expired.
+    :param login: where the identity is a password, gets a ticket through the function that it is given: before the first
+        call, and again when Proxmox says that it has expired.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Api:
         self._resource, self.where = resource, where
         self._lock_timeout, self._task_timeout = lock_timeout, task_timeout
         self._login, self._sleep, self._clock = login, sleep, clock
+        self._logged_in = login is None
         self.calls: list[str] = []
         self.upids: list[str] = []
         self.warnings: list[str] = []
@@ -165,19 +167,21 @@ class Api:
             pause = min(pause * 2, 5)
 
     def _call(self, method: str, path: str, params: dict):
+        fresh = not self._logged_in
+        if fresh:
+            self._renew()
         try:
             return self._send(method, path, params)
         except ApiError as error:
             # A ticket lives for two hours, and less when the node's key is renewed; a 401 has changed nothing.
-            if error.kind != "unauthorized" or self._login is None:
+            if error.kind != "unauthorized" or self._login is None or fresh:
                 raise
-        self.login()
+        self._renew()
         return self._send(method, path, params)
 
-    def login(self) -> None:
-        """Get a ticket, where the identity is a password."""
-        if self._login is not None:
-            self._login(self._send)
+    def _renew(self) -> None:
+        self._login(self._send)
+        self._logged_in = True
 
     def _send(self, method: str, path: str, params: dict):
         self.calls.append(f"{method} {path}")
@@ -335,7 +339,7 @@ class Ticket(ProxmoxHTTPAuthBase):
 def connect(options: dict) -> Api:
     """The API with the identity that the options of doc fragment ``pve`` give: token, password or the node itself.
 
-    A ticket login happens here; otherwise nothing is sent yet. Raises ApiError.
+    Nothing is sent yet. Raises ApiError for options that cannot lead to one.
     """
     if options.get("api_via") == "node":
         node = connect_root(options)
@@ -363,10 +367,7 @@ def connect(options: dict) -> Api:
     resource = ProxmoxResource(
         base_url=f"https://{name}:{port}/api2/json", session=session, serializer=JsonSerializer()
     )
-    login = getattr(auth, "login", None)
-    api = Api(resource, where, options["lock_timeout"], options["task_timeout"], login)
-    api.login()
-    return api
+    return Api(resource, where, options["lock_timeout"], options["task_timeout"], getattr(auth, "login", None))
 
 
 def _verify(options: dict) -> bool | str:

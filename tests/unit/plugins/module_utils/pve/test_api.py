@@ -216,14 +216,22 @@ def test_after_which_failures_of_a_change_the_container_is_looked_at_again(clien
 
 
 def test_an_expired_ticket_is_renewed_once(client):
-    renewed = []
-    api = client(refused(401, "invalid PVE ticket"), {"version": "8"}, login=renewed.append)
+    logins = []
+    expired = refused(401, "permission denied - invalid PVE ticket")
+    api = client({"version": "8"}, expired, {"version": "8"}, expired, expired, login=logins.append)
     assert api.get("version") == {"version": "8"}
-    assert len(renewed) == 1
-    api = client(refused(401, "no"), refused(401, "no"), login=renewed.append)
+    assert len(logins) == 1
+    assert api.get("version") == {"version": "8"}
+    assert len(logins) == 2
     with pytest.raises(pve_api.ApiError) as caught:
         api.get("version")
-    assert caught.value.kind == "unauthorized"
+    assert (caught.value.kind, len(logins)) == ("unauthorized", 3)
+
+
+def test_a_user_with_a_second_factor_is_told_to_use_a_token():
+    ticket = pve_api.Ticket("a@pam", "p")
+    with pytest.raises(pve_api.ApiError, match="use an API token"):
+        ticket.login(lambda *call: {"NeedTFA": 1, "ticket": "PVE:!tfa!x"})
 
 
 @pytest.mark.parametrize(
