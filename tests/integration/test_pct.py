@@ -67,12 +67,14 @@ def test_exit_codes_and_streams_are_the_commands_own(connection, code):
     assert err.startswith(b"err\n")
 
 
+@pytest.mark.peers("lxc 4203")
 def test_a_killed_command_is_told_in_words(connection):
     rc, _out, err = connection.exec_command("kill -9 $$")
     assert rc == 137
     assert b"killed by SIGKILL" in err
 
 
+@pytest.mark.peers("zamba 22")
 def test_text_data_and_environment_arrive_unharmed(connection):
     assert connection.exec_command("printf %s 'ünï \"quoted\" $HOME'")[1] == 'ünï "quoted" $HOME'.encode()
     data = bytes(range(256)) * 4096
