@@ -37,22 +37,23 @@ def main() -> None:
     with open("/etc/launchproof/jobs/%s.json" % unit, encoding="utf-8") as handle:
         environ = json.load(handle)["env"]
     state, properties = systemd.show([unit])[unit]
+    group = properties["ControlGroup"]
     spec = validate({"gpu": {"level": "proved"}}).gpu
+
+    def processes() -> tuple:
+        found = (process.process(pid, state.main_pid, None, detailed=False) for pid in cgroup.Groups().pids(group))
+        return tuple(item for item in found if item)
 
     def join(source=None):
         """From the unit's control group to the verdict on its GPUs."""
-        pids = cgroup.Groups().pids(properties["ControlGroup"])
-        found = tuple(process.process(pid, state.main_pid, None, detailed=False) for pid in pids)
         source = source or gpu.GpuSource(spec, environ)
-        source.sample(tuple(item for item in found if item))
+        source.sample(processes())
         return source, source.facts({})
 
     cold, (source, facts) = timed(join)
     warm = [timed(lambda: join(source))[0] for _ in range(ROUNDS)]
-    poll = [
-        timed(lambda: source.sample(tuple(process.process(pid, pid, None, False) for pid in source._own)))[0]
-        for _ in range(ROUNDS)
-    ]
+    seen = processes()
+    poll = [timed(lambda: source.sample(seen))[0] for _ in range(ROUNDS)]
     one = nvml.Nvml()
     uuid = next(iter(one.devices))
     lists = [timed(lambda: one.processes(uuid))[0] for _ in range(ROUNDS)]
@@ -64,7 +65,7 @@ def main() -> None:
         "poll_max": max(poll), "list_median": statistics.median(lists), "memory_median": statistics.median(memory),
     }  # fmt: skip
     print(json.dumps({
-        "unit": unit, "processes": len(source._own), "gpus": len(source.nvml.devices), "level": facts.level, "pids": facts.pids,
+        "unit": unit, "processes": len(seen), "gpus": len(source.nvml.devices), "level": facts.level, "pids": facts.pids,
         "memory": dict(facts.memory), "ms": {name: round(value, 3) for name, value in numbers.items()},
         "rss_kib": rss, "uid": os.getuid(),
     }))  # fmt: skip
