@@ -75,12 +75,15 @@ def test_a_killed_command_is_told_in_words(connection):
 
 
 @pytest.mark.peers("zamba 22")
-def test_text_data_and_environment_arrive_unharmed(connection):
+def test_text_data_and_environment_arrive_unharmed(connection, monkeypatch):
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    monkeypatch.setenv("LC_TIME", "de_DE.UTF-8")
     assert connection.exec_command("printf %s 'ünï \"quoted\" $HOME'")[1] == 'ünï "quoted" $HOME'.encode()
     data = bytes(range(256)) * 4096
     assert connection.exec_command("cat", in_data=data)[1] == data
-    names = {line.partition("=")[0] for line in connection.exec_command("env")[1].decode().splitlines()}
-    assert names <= {"PATH", "HOME", "LANG", "container", "PWD", "TERM", "OLDPWD", "SHLVL", "_"}
+    environment = dict(line.split("=", 1) for line in connection.exec_command("env")[1].decode().splitlines())
+    assert environment["LANG"] == "C.UTF-8"
+    assert set(environment) <= {"PATH", "HOME", "LANG", "container", "PWD", "TERM", "OLDPWD", "SHLVL", "_"}
     assert connection.exec_command("cat")[1] == b""
 
 

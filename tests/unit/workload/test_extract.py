@@ -61,6 +61,8 @@ def everything(store, shards: int = 1, run: str = "r") -> dict:
     return found
 
 
+@pytest.mark.shows("W25", "W28", "W32")
+@pytest.mark.peers("speculators 279")
 def test_two_shards_commit_every_sample_once_and_the_states_are_the_models(here, texts, tmp_path, s3):
     uri = s3.bucket("bkt")
     for shard in (1, 2):
@@ -79,16 +81,19 @@ def test_two_shards_commit_every_sample_once_and_the_states_are_the_models(here,
     assert (s3.root / "bkt/data/r/shard-02-of-02/_DONE").exists()
 
 
+@pytest.mark.shows("W25", "W26")
+@pytest.mark.peers("SpecForge 426")
 def test_a_batch_says_what_it_is(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path))
     folder = tmp_path / "out/r/shard-01-of-01"
     with safe_open(folder / "batch-000001.safetensors", "pt") as handle:
         metadata = handle.metadata()
     record = json.loads((folder / "batch-000001.json").read_text())
-    assert json.loads(metadata["sample_ids"]) == record["samples"]
+    assert json.loads(metadata["sample_ids"]) == record["samples"] and len(record["samples"]) > 1
     assert json.loads(metadata["layers"]) == [1, 5] and metadata["batch"] == "1"
 
 
+@pytest.mark.shows("W30", "W31")
 def test_killed_and_resumed_every_sample_is_there_once(start, texts, tmp_path, s3):
     uri = s3.bucket("bkt")
     argv = arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1")
@@ -123,6 +128,7 @@ def test_sigterm_commits_what_waits_and_ends_clean(start, texts, tmp_path, s3):
     assert not (s3.root / "bkt/data/r/shard-01-of-01/_DONE").exists()
 
 
+@pytest.mark.shows("W34", "W3")
 def test_a_finished_shard_is_done_again_at_once(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path))
     fields, output = here(program, arguments(texts, tmp_path, resume=True))
@@ -130,6 +136,7 @@ def test_a_finished_shard_is_done_again_at_once(here, texts, tmp_path):
     assert "ev=ready" in output.getvalue() and "ev=step" not in output.getvalue()
 
 
+@pytest.mark.shows("W35")
 def test_committed_batches_are_not_continued_unasked(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path))
     with pytest.raises(Fatal) as caught:
@@ -137,6 +144,7 @@ def test_committed_batches_are_not_continued_unasked(here, texts, tmp_path):
     assert caught.value.code == 78 and "--resume" in str(caught.value)
 
 
+@pytest.mark.shows("W29")
 @pytest.mark.parametrize(
     ("option", "value", "said"), [("batch_samples", "5", "batch_samples"), ("layers", "0,2", "layers")]
 )
@@ -147,6 +155,7 @@ def test_another_layout_under_the_same_run_id_is_78(here, texts, tmp_path, optio
     assert caught.value.code == 78 and said in str(caught.value)
 
 
+@pytest.mark.shows("W29")
 def test_other_data_under_the_same_run_id_is_78(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path))
     (tmp_path / "texts").mkdir()
@@ -156,6 +165,7 @@ def test_other_data_under_the_same_run_id_is_78(here, texts, tmp_path):
     assert caught.value.code == 78 and "data_sha256" in str(caught.value)
 
 
+@pytest.mark.shows("W40", "W26")
 def test_a_local_file_that_is_cut_off_is_made_again(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path))
     whole = everything(stores.LocalStore(tmp_path / "out"))
@@ -166,6 +176,7 @@ def test_a_local_file_that_is_cut_off_is_made_again(here, texts, tmp_path):
     assert set(everything(stores.LocalStore(tmp_path / "out"))) == set(whole)
 
 
+@pytest.mark.shows("W17", "W37")
 def test_a_store_that_goes_away_ends_with_75_and_loses_nothing(here, texts, tmp_path, s3, monkeypatch):
     uri = s3.bucket("bkt")
     monkeypatch.setattr(handoff.Retry.__init__, "__defaults__", (0.01,))
@@ -207,6 +218,7 @@ def test_a_success_forgets_earlier_failures():
         assert attempt("x", failing(2))
 
 
+@pytest.mark.shows("W17")
 def test_the_limit_counts_failures_in_a_row():
     with pytest.raises(Fatal) as caught:
         retry(3)("x", failing(3))
@@ -222,12 +234,14 @@ def test_other_exceptions_are_not_retried():
         retry(8)("x", lambda: 1 / 0)
 
 
+@pytest.mark.shows("W13")
 def test_a_shard_above_their_number_is_a_usage_error(here, texts, tmp_path):
     with pytest.raises(Fatal) as caught:
         here(program, arguments(texts, tmp_path, shard="3", num_shards="2"))
     assert caught.value.code == 64
 
 
+@pytest.mark.shows("W19")
 def test_check_writes_nothing(here, texts, tmp_path, s3):
     uri = s3.bucket("bkt")
     fields, _ = here(program, [*arguments(texts, tmp_path, s3, uri), "--check"])
@@ -235,6 +249,7 @@ def test_check_writes_nothing(here, texts, tmp_path, s3):
     assert not list((s3.root / "bkt").iterdir()) and not (tmp_path / "out").exists()
 
 
+@pytest.mark.shows("W15")
 def test_a_gpu_that_is_not_there_is_69(here, texts, tmp_path):
     with pytest.raises(Fatal) as caught:
         here(program, arguments(texts, tmp_path, gpu="99"))
