@@ -209,6 +209,7 @@ def test_loading_running_slow_stalled_dead_failed_and_finished_are_told_apart(un
         log.write("step 12\n")
     is_shown(page, "finished.service", "Finished")
     expect(card(page, "finished.service")).to_contain_text("completed")
+    expect(card(page, "finished.service")).to_contain_text(re.compile(r"Ran for\d+ sEnded\d+ s ago"))
     is_shown(page, "slow.service", "Slow")
     expect(card(page, "slow.service")).to_contain_text("usually")
     is_shown(page, "stalled.service", "Stalled")

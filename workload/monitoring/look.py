@@ -92,7 +92,7 @@ class Watcher:
     def look(self) -> Status:
         """Look at everything once."""
         if self._local_dir and time.monotonic() >= self._local_due:
-            self._local = objects.list_local(self._local_dir / self._run_id)
+            self._local = objects.list_local(self._local_dir / self._run_id, waiting=self._s3 is not None)
             self._local_due = time.monotonic() + objects.pause(self._local.took_s)
         local = self._local
         s3 = self._s3.listing if self._s3 else None

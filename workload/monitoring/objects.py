@@ -90,8 +90,11 @@ def listed(objects: dict[str, tuple[int, float]], at: float, took_s: float) -> L
     return Listing(count(objects), at=at, took_s=took_s, commits=commits(objects, 120))
 
 
-def list_local(folder: Path) -> Listing:
-    """Batches below the run's local folder.  A folder that is not there is unknown, too: it may be the wrong one."""
+def list_local(folder: Path, waiting: bool = False) -> Listing:
+    """Batches below the run's local folder.  A folder that is not there is unknown, too: it may be the wrong one.
+
+    Where batches only wait for their upload (``waiting``), the folder of the run comes with the first of them.
+    """
     began = time.monotonic()
     objects = {}
     try:
@@ -105,7 +108,8 @@ def list_local(folder: Path) -> Listing:
                     continue  # Committed and removed between the listing and this look.
                 objects[f"{shard.name}/{file.name}"] = (status.st_size, status.st_mtime)
     except OSError as error:
-        return Listing(unknown=f"{folder}: {error.strerror}", at=time.time())
+        if not (waiting and isinstance(error, FileNotFoundError) and folder.parent.is_dir()):
+            return Listing(unknown=f"{folder}: {error.strerror}", at=time.time())
     return listed(objects, time.time(), time.monotonic() - began)
 
 

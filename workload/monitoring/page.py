@@ -21,6 +21,9 @@ from monitoring.units import Unit
 STYLE = (Path(__file__).parent / "page.css").read_text()
 SCRIPT = (Path(__file__).parent / "page.js").read_text()
 
+# A count is as old as its listing; one that is older than people expect says so.
+LISTED_LONG_AGO_S = 15
+
 # Shapes, so that a state is not told by colour alone; 16 by 16.
 SHAPES = {
     "running": '<path class="fill" d="M5 3.2v9.6L13 8z"/>',
@@ -90,18 +93,20 @@ def _rate(series: Series | None) -> str:
 
 def _unit(unit: Unit, state: State, series: Series | None) -> str:
     going = unit.ended is None
-    # A unit that is known to have ended, or to be loading, has no step age that says anything.
     step = "–" if unit.step is None else _number(unit.step)
     sign, sign_name = (unit.beat_age_s, "Heartbeat") if unit.log_age_s is None else (unit.log_age_s, "Last output")
     verdict = "–"
     if unit.verdict is not None:
         verdict = f'<code class="{"good" if unit.verdict_ok else "bad"}">{escape(unit.verdict)}</code>'
-    facts = [
-        fact("Step", step, _rate(series) if going else ""),
-        fact("Last step", age(unit.step_age_s) if going else "–"),
-        fact(sign_name, (age(sign) if sign is not None else "none") if going else "–"),
-        fact("Last proof", verdict, "" if unit.verdict_age_s is None else age(unit.verdict_age_s)),
-    ]
+    facts = [fact("Step", step, _rate(series) if going else "")]
+    if going:
+        facts += [fact("Last step", age(unit.step_age_s)), fact(sign_name, "none" if sign is None else age(sign))]
+    else:
+        ran = None
+        if unit.started_age_s is not None and unit.ended_age_s is not None:
+            ran = max(0.0, unit.started_age_s - unit.ended_age_s)
+        facts += [fact("Ran for", "–" if ran is None else span(ran)), fact("Ended", age(unit.ended_age_s))]
+    facts.append(fact("Last proof", verdict, "" if unit.verdict_age_s is None else age(unit.verdict_age_s)))
     why = state.why
     if state.name == "loading" and unit.started_age_s is not None:
         why = f"for {span(unit.started_age_s)}{', ' + why if why else ''}"
@@ -138,6 +143,8 @@ def _tile(status: Status, title: str, listing: Listing, wanted: int | None) -> s
         note = "" if before is None else f"last known {age(status.at - before.at)}: {before.committed:,} committed"
         return fact(title, unknown(), note, "tile nothing-known")
     last = "no batch yet" if listing.last is None else f"last one {age(max(0.0, status.at - listing.last))}"
+    if status.at - listing.at > LISTED_LONG_AGO_S:
+        last += f", counted {age(status.at - listing.at)}"
     return fact(title, _of(listing.committed, wanted), last, "tile")
 
 
@@ -185,7 +192,10 @@ def _extraction(status: Status) -> str:
     drawn = ""
     if not final.unknown and final.commits:
         times, values = zip(*final.commits, strict=True)
-        drawn = chart("Batches committed", [*times, max(status.at, times[-1])], [*values, values[-1]], steps=True)
+        if wanted is None or final.committed < wanted:
+            # A line that goes on to now shows that nothing came since.
+            times, values = (*times, max(status.at, times[-1])), (*values, values[-1])
+        drawn = chart("Batches committed", times, values, steps=True)
     problems = "".join(
         f'<p class="problem">{pill("unknown", "Unknown")} {place}: {escape(listing.unknown)}</p>'
         for place, listing in (("S3", status.s3), ("Local disk", status.local))
@@ -235,17 +245,18 @@ def _gpus(status: Status) -> str:
             f'<li class="gpu"><div><h3 title="{escape(uuid)}">{escape(uuid[:12])}</h3>'
             f'<p class="why">{escape(", ".join(users[uuid]))}</p></div><dl class="facts">{"".join(facts)}</dl>{drawn}</li>'
         )
-    off = dict.fromkeys(
-        f"No readings from {unit.unit}: {unit.telemetry.removeprefix('off: ')}"
-        for unit, _state in status.units
-        if unit.telemetry and unit.telemetry.startswith("off") and unit.ended is None
-    )
+    off: dict[str, list[str]] = {}
+    for unit, _state in status.units:
+        if unit.telemetry and unit.telemetry.startswith("off") and unit.ended is None:
+            off.setdefault(unit.telemetry.removeprefix("off: "), []).append(unit.unit)
     if not rows and not off:
         return ""
     return (
         '<section aria-labelledby="gpus"><h2 id="gpus">GPUs</h2>'
         + (f'<ul class="units">{"".join(rows)}</ul>' if rows else "")
-        + "".join(f'<p class="why">{escape(line)}</p>' for line in off)
+        + "".join(
+            f'<p class="why">No readings from {escape(", ".join(who))}: {escape(why)}</p>' for why, who in off.items()
+        )
         + "</section>"
     )
 
@@ -254,6 +265,8 @@ def summary(status: Status) -> tuple[str, str]:
     """The worst state of all as a name of SHAPES, and its words."""
     names = {state.name for _unit, state in status.units}
     if not status.unhealthy:
+        if any(unit.verdict_ok is False and unit.ended is None for unit, _state in status.units):
+            return "slow", "Not all is proved"
         return ("slow", "Slow") if "slow" in names else ("running", "All well")
     wrong = names & {"dead", "failed", "stalled"} or any("no new batch" in reason for reason in status.unhealthy)
     return ("failed", "Needs attention") if wrong else ("unknown", "Not all is known")

@@ -46,6 +46,7 @@ class Unit:
     gpus: list[dict[str, Any]] = field(default_factory=list)
     ended: str | None = None
     ended_well: bool | None = None
+    ended_age_s: float | None = None
     verdict: str | None = None
     verdict_ok: bool | None = None
     verdict_age_s: float | None = None
@@ -190,7 +191,7 @@ class Reader:
             fields |= self._beat(key, beat, now)
         else:
             fields |= self._log(key, run / "log", progress, now)
-        fields |= _end(end, beat)
+        fields |= _end(end, beat, now)
         if verdict:
             fields |= {"verdict": text(verdict.get("code")), "verdict_ok": verdict.get("ok") is True}
             fields |= {"verdict_age_s": since(verdict.get("at"), now), "remedy": text(verdict.get("remedy"))}
@@ -224,7 +225,7 @@ class Reader:
         return {"step": step, "step_age_s": age, "log_age_s": quiet if status.st_size else None}
 
 
-def _end(end: dict[str, Any], beat: dict[str, Any]) -> dict[str, Any]:
+def _end(end: dict[str, Any], beat: dict[str, Any], now: float) -> dict[str, Any]:
     """How a run ended: by its death certificate, else by its own last words."""
     if end:
         result, code, value = (end.get(name) for name in ("service_result", "exit_code", "exit_status"))
@@ -236,7 +237,8 @@ def _end(end: dict[str, Any], beat: dict[str, Any]) -> dict[str, Any]:
             else "not started"
         )
         well = result == "success"
-        return {"ended": how if well or result in ("exit-code", "signal") else f"{result}, {how}", "ended_well": well}
+        ended = how if well or result in ("exit-code", "signal") else f"{result}, {how}"
+        return {"ended": ended, "ended_well": well, "ended_age_s": since(end.get("ended_at"), now)}
     if "exit_code" in beat:
         return {"ended": f"exit {text(beat['exit_code'])}", "ended_well": beat["exit_code"] == 0}
     return {}

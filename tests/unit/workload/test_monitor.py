@@ -213,6 +213,8 @@ def test_expected_batches_follow_the_extractions_own_split():
 
 def test_a_local_folder_that_is_not_there_is_unknown_not_empty(tmp_path):
     assert objects.list_local(tmp_path / "gone").unknown
+    assert objects.list_local(tmp_path / "gone", waiting=True).unknown is None
+    assert objects.list_local(tmp_path / "gone/run", waiting=True).unknown
     (tmp_path / "run/shard-01-of-01").mkdir(parents=True)
     (tmp_path / "run/shard-01-of-01/.batch-000001.safetensors.1.tmp").touch()
     found = objects.list_local(tmp_path / "run")
@@ -300,6 +302,7 @@ def test_units_are_read_as_they_are(tmp_path):
     assert (running.verdict, running.verdict_ok, running.ended) == ("ok_progressing", True, None)
     dead = units["dead.service"]
     assert (dead.ended, dead.ended_well, dead.remedy) == ("exit 70", False, "read it")
+    assert dead.ended_age_s is None  # a certificate without its time
     assert units["oom.service"].ended == "oom-kill, signal KILL"
     # What is broken spoils nothing else.
     assert units["broken.service"].unknown and units["broken.service"].ended == "exit 70"
@@ -441,11 +444,19 @@ def test_unknown_is_never_shown_as_zero():
     assert state.data()["s3"] == {"unknown": "refused", "shards": None, "age_s": None, "took_s": 0.0}
 
 
+def test_a_count_that_is_old_says_so():
+    shards = {"shard-01-of-02": Count(2, 2, 1, NOW - 50)}
+    assert "last one 50 s ago, counted 40 s ago" in page.page(status(s3=Listing(shards, at=NOW - 40)), 5)
+    assert "counted" not in page.page(status(s3=Listing(shards, at=NOW - 4)), 5)
+
+
 @pytest.mark.parametrize(
     ("units", "unhealthy", "title"),
     [
         ([], [], "All well"),
         ([Unit("a", phase="load", beat_age_s=1)], [], "All well"),
+        ([Unit("a", beat_age_s=1, verdict="uploads_stalled", verdict_ok=False)], [], "Not all is proved"),
+        ([Unit("a", ended="exit 0", ended_well=True, verdict="x", verdict_ok=False)], [], "All well"),
         ([Unit("a", unknown="half")], ["a is unknown"], "Not all is known"),
         ([Unit("a", beat_age_s=99)], ["a is dead"], "Needs attention"),
         ([], ["no new batch for 11 min"], "Needs attention"),
