@@ -64,7 +64,7 @@ def run(api, capsys):
         arguments = {
             "api_host": "127.0.0.1", "api_port": api.port, "api_user": "root@pam", "api_token_id": api.token_id,
             "api_token_secret": api.token_secret, "api_ca_path": str(api.ca), "node": api.node, "container": container,
-            "api_timeout": 2, "lock_timeout": 2, "task_timeout": 30, **(options or {}),
+            "api_timeout": 4, "lock_timeout": 1, "task_timeout": 30, **(options or {}),
         }  # fmt: skip
         if module is pve_container:
             arguments = {"state": state, "force": state == "absent", "shutdown_timeout": 1, **arguments}
@@ -75,7 +75,7 @@ def run(api, capsys):
 
 
 def base(vmid):
-    return {**pve.declared(vmid), "template": pve.outputs()["api"]["template"], "memory": 256, "disk_gib": 1}
+    return {**pve.declared(vmid), "template": OwnApi.template, "memory": 256, "disk_gib": 1}
 
 
 def grown(api):
@@ -179,7 +179,7 @@ CASES = [
     Case("config: fails with a Perl error page", faults=(fail("config", 500, "<h1>no</h1>", html=True),), error=VARIABLE, words="500"),
     Case("config: not implemented", faults=(fail("config", 501, "Method 'PUT' not implemented"),), error=VARIABLE, words="501"),
     Case("config: 401 in the middle, by token", faults=(fail("config", 401, "permission denied"),), error="pve_api_token_secret",
-         words="401", options={"api_timeout": 5}),
+         words="401"),
     Case("no quorum", faults=({"fault": "quorum", "quorate": False},), error="pve_node", words="no quorum"),
     Case("start: no quorum", "start", ({"fault": "quorum", "quorate": False},), error="pve_node", words="no quorum"),
     Case("the node is off the cluster", faults=({"fault": "node", "online": False},), error="pve_node", words="No route", sends=0),
@@ -246,9 +246,6 @@ def prepare(api, run, action):
     """Bring the containers to where an action begins; what is declared for it, and the number of its container."""
     before, state, declared, _method, _suffix = ACTIONS[action]
     vmid = OTHER if action in ("create", "destroy") else VMID
-    if before == "stopped" and api.runs(vmid):
-        # At once: an init that has just begun does not hear that it shall shut down.
-        api.wait(api.call("POST", f"nodes/{api.node}/lxc/{vmid}/status/stop"))
     plain = {"nameserver": "", "cpuunits": 50, "disk_gib": None} if vmid == VMID and api.configuration(VMID) else {}
     ready = run(vmid, before or "absent", **plain)
     assert not ready.get("failed"), ready["msg"]
@@ -448,7 +445,7 @@ def test_an_expired_ticket_is_renewed_in_the_middle(api, run, table):
     vmid, state, declared = prepare(api, run, "config")
     # Between the first read and the second, of which the run knows nothing.
     api.fault(**read(None, meanwhile={"fault": "revoke_tickets"}))
-    by_password = {"api_token_id": None, "api_token_secret": None, "api_password": api.password, "api_timeout": 5}
+    by_password = {"api_token_id": None, "api_token_secret": None, "api_password": api.password}
     first = run(vmid, state, by_password, **declared)
     assert (first.get("failed"), first["changed"]) == (None, True)
     assert first["api_calls"].count("POST access/ticket") == 2
@@ -465,7 +462,7 @@ def test_an_expired_ticket_is_renewed_in_the_middle(api, run, table):
     ids=["token", "password"],
 )
 def test_a_refused_identity(api, run, table, options, variable):
-    result = run(VMID, "present", {"api_timeout": 5, **options})
+    result = run(VMID, "present", options)
     assert [problem["variable"] for problem in result["problems"]] == [variable]
     assert "401" in result["msg"]
     assert len(result["api_calls"]) == 1  # each costs three seconds

@@ -3,21 +3,24 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A second API of the embedded node, with faults on demand: its own state, containers and port on the same machine.
 
-It borrows the node's bridge, template, certificate and Python environment, and runs the programs of this checkout. What
-goes wrong in it is nobody else's trouble.
+It borrows the node's bridge, certificate and Python environment, and runs the programs of this checkout. Its containers
+are real and small: an init that is a shell script, so that they are made, started and stopped in no time. What goes wrong
+in it is nobody else's trouble.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import tarfile
 import tempfile
-import time
 from pathlib import Path
 
 import requests
@@ -25,6 +28,30 @@ import requests
 from tests.support.deployment import NODE, REPO
 
 PROGRAMS = REPO / "roles/local_node/files"
+# Ends when LXC asks it to shut down (SIGPWR, lxc.container.conf(5)).
+INIT = """#!/bin/sh
+trap 'exit 0' PWR
+while :; do sleep 3600 & wait $!; done
+"""
+
+
+def small_template(path: Path) -> None:
+    """Write a container template: this machine's /bin/sh and sleep with their libraries, and INIT."""
+    with tarfile.open(path, "w:gz", compresslevel=1) as out:
+        for name in ("dev", "etc/systemd/system", "proc", "root", "run", "sbin", "sys", "tmp", "var"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            out.addfile(folder)
+        init = tarfile.TarInfo("sbin/init")
+        init.size, init.mode = len(INIT), 0o755
+        out.addfile(init, io.BytesIO(INIT.encode()))
+        programs = ("/bin/sh", "/bin/sleep")
+        said = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+        for file in (*programs, *sorted(set(re.findall(r"(/\S+) \(0x", said)))):
+            entry = out.gettarinfo(os.path.realpath(file), arcname=file.lstrip("/"))
+            entry.uid = entry.gid = 0
+            with open(file, "rb") as source:
+                out.addfile(entry, source)
 
 
 def free_port() -> int:
@@ -36,6 +63,7 @@ class OwnApi:
     """The API of node ``lpfaults``."""
 
     node = "lpfaults"
+    template = "local:vztmpl/debian-small_amd64.tar.gz"
     token_id, password = "faults", "a-password-of-tests"
     token_secret = "11111111-2222-3333-4444-555555555555"
 
@@ -44,10 +72,10 @@ class OwnApi:
         self.folder.chmod(0o755)  # the ids of unprivileged containers pass through
         self.port = free_port()
         self.ca = NODE / "tls/ca.pem"
-        for name in ("log", "run", "secrets", "storage/template", "pve"):
+        for name in ("log", "run", "secrets", "storage/template/cache", "pve"):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "tls").symlink_to(NODE / "tls")
-        (self.folder / "storage/template/cache").symlink_to(NODE / "storage/template/cache")
+        small_template(self.folder / "storage/template/cache" / self.template.rpartition("/")[2])
         (self.folder / "secrets/root_password").write_text(self.password)
         (self.folder / "secrets/api_token").write_text(self.token_secret)
         settings = json.loads((NODE / "node.json").read_text())
@@ -113,12 +141,6 @@ class OwnApi:
         )
         assert answer.status_code == 200, answer.reason
         return answer.json()["data"]
-
-    def wait(self, upid: str) -> None:
-        """Until a task has ended well."""
-        while (status := self.call("GET", f"nodes/{self.node}/tasks/{upid}/status"))["status"] != "stopped":
-            time.sleep(0.02)  # the API offers nothing to wait on
-        assert status["exitstatus"] == "OK", status
 
     def configuration(self, vmid: int) -> bytes | None:
         """A container's configuration file, to the byte; None without one."""
