@@ -48,6 +48,8 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.e
 WINDOW = 5.0  # s over which CPU time and I/O are compared
 FOREIGN_EVERY = 1.0  # s between looks at who else writes to a shared log
 QUIET = 2.0  # s without a byte after which it is worth trying whether the log can be written
+QUIET_AGAIN = 30.0  # s of more silence after which it is tried again
+JOURNAL_TIMEOUT = 5.0  # s for journald to write what it has received
 HEARTBEAT_MAX, TELEMETRY_MAX = 65536, 300  # bytes read of a heartbeat, characters kept of what it says
 DATED = 1024  # bytes of an older log that share one date
 STEADY = ("active", "inactive", "failed", "reloading")
@@ -56,6 +58,11 @@ CODES = {"exited": EXITED, "killed": KILLED, "dumped": DUMPED}
 BEFORE_EXEC = ("/systemd/systemd", "/systemd/systemd-executor", "/sbin/init")
 # Exit statuses by which systemd says that it did not come to the exec: systemd.exec(5), "Process Exit Codes".
 SETUP_STATUSES = range(200, 246)
+
+
+def journal_output(run_id: str) -> tuple:
+    """The command that prints what a run wrote to the journal."""
+    return ("journalctl", "--lines=all", "--quiet", "--output=cat", "_SYSTEMD_INVOCATION_ID=" + run_id)
 
 
 def signal_number(text: str) -> int:
@@ -115,7 +122,7 @@ class UnitWatch:
         self.wrong_processes = self.unexpanded = ()  # of diagnose
         self.instances_found = ()
         self.gpu_source = self.objects_source = self.last_log = None
-        self._tails, self._dead_log = [], None
+        self._tails, self._dead_log, self._log_error = [], None, ""
         self._scanners = {}
         self._old_match = None
         self._processes = ()
@@ -126,12 +133,14 @@ class UnitWatch:
         self._was_active = False
         self._uninterruptible_since = None
         self._samples = deque()
-        self._place = NOT_READ
+        self._place, self._probed = NOT_READ, None  # the log's place, and in which silence it was tried
+        self._journal_run = None  # run whose output in the journal was read to its end
         self._journal, self._follower = NOT_READ, None
         self._folder_keys = []
         self._last_n_restarts = 0
         self._wrote = self._others = False  # a process of this run wrote to the log; somebody else may
         self._asked_at = 0.0
+        self._beat = (None, 0.0)  # time of the heartbeat's last change as its file says it, and on CLOCK_BOOTTIME
         self._condition = ""  # the one that refused this start
         self._was_waiting = False  # systemd was seen waiting to restart it
 
@@ -144,13 +153,6 @@ class UnitWatch:
         pids = self.groups.pids(group)
         self._oom_before = known(self.groups.oom_kills(group), 0) if group else 0
         self._oom_now = self._oom_before
-        where = self._declared_log()
-        start = Unknown("no log is declared")
-        if where:
-            try:
-                start = logfile.identity(where)
-            except OSError as error:
-                start = Unknown("%s: %s" % (where, error.strerror))
         objects = self.objects_source.count() if self.objects_source else None
         gpu = self.gpu_source.memory() if self.gpu_source else None
         if observed:
@@ -164,7 +166,7 @@ class UnitWatch:
             n_restarts=state.n_restarts,
             active_state=state.active_state,
             processes=pids if isinstance(pids, Unknown) else self._read_processes(pids, state.main_pid, detailed=False),
-            log=start,
+            logs=self._logs_there(),
             oom_kills=self._oom_before,
             objects=objects,
             gpu_memory=gpu,
@@ -194,7 +196,7 @@ class UnitWatch:
         if self.baseline.observed:
             self._adopt(state, now)
         elif self.log_path:
-            self._open_log(self.log_path, known(self.baseline.log))
+            self._open_log(self.log_path)
         self.apply(self.state, self.properties, now)
         self._sample_gpu()
 
@@ -242,6 +244,7 @@ class UnitWatch:
         self._was_waiting = False
         self.exec_seen = False
         self._place = self._journal = NOT_READ
+        self._probed = None
         self._oom_before = (
             self._oom_now if self.groups.oom_kills(state.control_group) == self._oom_now and not first else 0
         )
@@ -263,7 +266,7 @@ class UnitWatch:
         self._folder_keys.append(self.loop.watch(folder, NAMES, self._on_folder))
         if self.log_path:
             if self.baseline.observed and not self._tails:
-                self._open_log(self.log_path, None, skip_middle=True)
+                self._open_log(self.log_path)
             elif self._tails and self._dead_log is None:
                 pass  # one file for all runs: go on where we are
             elif self._dead_log is not None:
@@ -272,16 +275,12 @@ class UnitWatch:
         path = systemd.declared_output(self.unit, self.properties)
         if (path and self._in_ledger(path)) or (path is None and manifest):
             self._close_logs()
-            self._open_log(os.path.join(folder, "log"), None, skip_middle=self.baseline.observed)
+            self._open_log(os.path.join(folder, "log"))
         elif path:
             if self._tails:
                 self._restart_log()
             else:
-                self._open_log(
-                    path,
-                    None if self.baseline.observed else known(self.baseline.log),
-                    skip_middle=self.baseline.observed,
-                )
+                self._open_log(path)
         elif not self._follow_journal(run_id):
             self.spec = self._without_log()
 
@@ -298,31 +297,46 @@ class UnitWatch:
             tail.read(lambda data, tail=tail: None)
             self._scanners[tail] = Scanner(self.spec, self.redact)
 
-    def _open_log(self, path: str, start: tuple | None, skip_middle: bool = False) -> None:
-        for name in sorted(glob.glob(path)) if self.spec.log.count > 1 else [path]:
-            tail = logfile.Tail(name, start, self.loop, self._on_log, skip_middle)
-            self._tails.append(tail)
-            self._scanners[tail] = Scanner(self.spec, self.redact)
-        if start:
-            old = logfile.old_bytes(path, start)
-            self._old_match = find_old(self.spec, old, ledger.boottime(), self.redact) if old else None
+    def _logs_at(self, path: str) -> list:
+        """The file, or, where the spec declares several, those that are there."""
+        return sorted(glob.glob(path)) if self.spec.log.count > 1 else [path]
+
+    def _logs_there(self):
+        """{path: (device, inode, size)} of the declared logs that exist, Unknown where that cannot be known."""
+        where = self._declared_log()
+        try:
+            found = {path: logfile.identity(path) for path in (self._logs_at(where) if where else ())}
+        except OSError as error:
+            return Unknown("%s: %s" % (error.filename, error.strerror))
+        return {path: about for path, about in found.items() if about}
+
+    def _open_log(self, path: str) -> None:
+        for name in self._logs_at(path):
+            self._open_file(name)
+
+    def _open_file(self, path: str) -> None:
+        """Follow one log: from where it ended at the baseline, or, of a run that was there before, all of it."""
+        observed = self.baseline.observed
+        start = None if observed else known(self.baseline.logs, {}).get(path)
+        tail = logfile.Tail(path, start, self.loop, self._on_log, skip_middle=observed)
+        self._tails.append(tail)
+        self._scanners[tail] = Scanner(self.spec, self.redact)
+        old = logfile.old_bytes(path, start)
+        if old:
+            self._old_match = self._old_match or find_old(self.spec, old, ledger.boottime(), self.redact)
 
     def _follow_journal(self, run_id: str) -> bool:
         """Read the unit's output from the journal where it goes there. Return whether it can be followed."""
         self._close_logs()
-        command = [
-            "journalctl",
-            "--follow",
-            "--lines=all",
-            "--quiet",
-            "--output=cat",
-            "_SYSTEMD_INVOCATION_ID=" + run_id,
-        ]
         if self.properties.get("StandardOutput") not in ("journal", "journal+console", "inherit", ""):
             return False
+        self._log_error = systemd.journal_closed()
         try:
             self._follower = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                (*journal_output(run_id), "--follow"),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
         except OSError:
             return False
@@ -353,7 +367,7 @@ class UnitWatch:
             self._follower.wait()
             self._follower.stdout.close()
             self._follower = None
-        self._tails, self._scanners = [], {}
+        self._tails, self._scanners, self._log_error = [], {}, ""
 
     # ---- events ----
 
@@ -374,7 +388,9 @@ class UnitWatch:
 
     def _on_group(self, _mask: int = 0, _name: str = "") -> None:
         self._read_oom()
-        self.ask()
+        self.dirty = True
+        if not self._pidfd and not self._certified(self.run_id):  # else its end is known soon, or already
+            self.ask()
 
     def _on_oom_event(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -386,7 +402,34 @@ class UnitWatch:
         self._dead_pid = self._pidfd[0]
         self._drop_pidfd()
         self._read_oom()
-        self.ask()
+        if not self._ended_by_itself(self._dead_pid):
+            self.ask()
+
+    def _ended_by_itself(self, pid: int) -> bool:
+        """Record a main process that ran freely and exited with a failure, as the kernel has it. Return whether it did.
+
+        systemd is busy with what it does at such an end, so its answer takes some ten milliseconds. It alone knows how it had a hand
+        in other ends: a stop, whose job it told us of; a limit of time, a watchdog, a step of the start.
+        """
+        state = self.state
+        if (
+            not isinstance(state, UnitState)
+            or (state.active_state, state.pending_job, state.type == "oneshot") != ("active", "", False)
+            or state.main_pid != pid
+            or state.watchdog
+            or state.runtime_max
+            or state.invocation_id != self.run_id
+            or self.need_show
+        ):
+            return False
+        status = process.exit_status(pid)
+        if not status or status in SETUP_STATUSES or self._certified(self.run_id):
+            return False
+        now = ledger.boottime()
+        self._refresh_processes(now)
+        self._end(Exit(now, EXITED, status, self.run_id, pid, result="exit-code", source="pidfd"))
+        self.dirty = True
+        return True
 
     def _drop_pidfd(self) -> None:
         if self._pidfd:
@@ -522,13 +565,13 @@ class UnitWatch:
 
     def _end_before_exec(self, state: UnitState) -> None:
         """A run that ended without a main process: a pre-command failed, or systemd could not fork."""
-        if self._read_certificate(self.run_id):
-            return
-        if state.result == "success" or state.invocation_id != self.run_id:
-            return
         status = systemd.failed_command_status(self.properties)
         # 200 and up say the same of a pre-command as of the main process: systemd could not set it up.
         code = EXITED if status in SETUP_STATUSES else 0
+        if not code and self._read_certificate(self.run_id):
+            return
+        if state.result == "success" or state.invocation_id != self.run_id:
+            return
         self._end(Exit(at=ledger.boottime(), code=code, status=status, invocation_id=self.run_id, result=state.result))
 
     def _read_certificate(self, run_id: str | None) -> bool:
@@ -631,11 +674,21 @@ class UnitWatch:
         more = False
         if self.spec.log.count > 1 and self.log_path:
             have = {tail.path for tail in self._tails}
-            for name in sorted(set(glob.glob(self.log_path)) - have):
-                self._open_log(name, None)
+            for name in self._logs_at(self.log_path):
+                if name not in have:
+                    self._open_file(name)
         for tail in self._tails:
+            if tail.unchanged:
+                self._follow_overwriting(tail)
             more = tail.read(lambda data, tail=tail: self._feed(tail, data, now)) or more
         return more
+
+    def _follow_overwriting(self, tail) -> None:
+        """Find this run's bytes where StandardOutput=file:, or the program itself, writes over the old ones."""
+        own = [item.pid for item in known(self._processes, ()) if item.alive and not self._is_older(item)]
+        place = max((process.place(pid, tail.inode) for pid in own), default=0)
+        if place:
+            tail.overwritten(place)
 
     def _feed(self, tail, data: bytes, now: float) -> None:
         """Scan bytes of a log. What was there before we came is dated by its place between the run's start and its last write.
@@ -657,11 +710,27 @@ class UnitWatch:
         """Read all that is left of the logs of a run that has ended."""
         while self.read_logs(now):
             pass
+        if "journal" in self._scanners and self._journal_run != self.run_id:
+            self._journal_run = self.run_id
+            self._scanners["journal"] = self._whole_journal(now)
         for scanner in self._scanners.values():
             scanner.settle(now, ended=True)
 
+    def _whole_journal(self, now: float) -> Scanner:
+        """All output of the run that has ended: its last lines may still be on their way when its death is known."""
+        scanner = Scanner(self.spec, self.redact)
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            subprocess.run(("journalctl", "--sync"), timeout=JOURNAL_TIMEOUT, check=False, **quiet)
+            with subprocess.Popen(journal_output(self.run_id), stdout=subprocess.PIPE, **quiet) as child:
+                for data in iter(functools.partial(child.stdout.read, logfile.PIECE), b""):
+                    scanner.feed(data, now)
+        return scanner
+
     def _read_log_facts(self):
         """The Log of the current run, several files put together where the spec declares several."""
+        if self._log_error:
+            return Unknown(self._log_error)
         if "journal" in self._scanners:
             return self._scanners["journal"].log("journal", exists=True)
         if not self._tails:
@@ -742,8 +811,7 @@ class UnitWatch:
         wrote = isinstance(log, Log) and log.new_bytes
         if wrote and not self.exits:
             self.exec_seen = self.exec_seen or bool(isinstance(self.state, UnitState) and self.state.main_pid)
-        mute = not wrote and isinstance(log, Log) and log.path != "journal"
-        if mute and self._place is NOT_READ and self._worth_probing(now):
+        if isinstance(log, Log) and log.path != "journal" and self._worth_probing(log, now):
             self._place = logfile.probe_place(log.path, self.properties.get("User") or self.user or "root")
         if self._journal is NOT_READ and self._worth_journal():
             found = systemd.journal(self.unit, self.run_id or "")
@@ -785,10 +853,19 @@ class UnitWatch:
             host=self.host,
         )
 
-    def _worth_probing(self, now: float) -> bool:
-        if self._certified(self.run_id) or (self.exits and self.exits[-1].status == 209):
-            return True
-        return self.run_started_at is not None and now - self.run_started_at > QUIET
+    def _worth_probing(self, log: Log, now: float) -> bool:
+        """Whether it is time to try to write beside the log: once in each silence, and at an end that may be due to that."""
+        if self.run_started_at is None:
+            return False
+        ended = self._certified(self.run_id) or bool(self.exits and self.exits[-1].status == 209)
+        silence = now - (log.written_at or self.run_started_at)
+        # The trial forks and writes, and a verdict on a death is in a hurry: where bytes came there must be a sign of it.
+        worth = (not log.new_bytes or logfile.looks_full(log.path)) if ended else silence > QUIET
+        this = (log.new_bytes, ended, int(silence / QUIET_AGAIN))
+        if not worth or this == self._probed:
+            return False
+        self._probed = this
+        return True
 
     def _worth_journal(self) -> bool:
         """Only where systemd's properties do not say why: the exec costs more than a verdict may take."""
@@ -807,17 +884,22 @@ class UnitWatch:
             return None
         path = self.spec.heartbeat.path
         try:
-            written = os.stat(path).st_mtime
+            written = os.stat(path).st_mtime_ns
         except FileNotFoundError:
             return Heartbeat(path)
         except OSError as error:
             return Unknown("%s: %s" % (path, error.strerror))
-        age = time.time() - written
+        now = ledger.boottime()
+        if written != self._beat[0]:
+            # Of the first one only the wall clock tells the age; those that come while we look are new, whatever that does.
+            age = max(time.time() - written / 1e9, 0.0) if self._beat[0] is None else 0.0
+            self._beat = (written, now - age)
+        age = now - self._beat[1]
         began = self.run_started_at or self.baseline.taken_at
-        if age > ledger.boottime() - began + 1.0:
+        if age > now - began + 1.0:
             return Heartbeat(path)  # written by the run before
         telemetry = telemetry_of(path)
-        return Heartbeat(path, max(age, 0.0), telemetry and self.redact(telemetry))
+        return Heartbeat(path, age, telemetry and self.redact(telemetry))
 
     def decide(self, now: float):
         """Ask for the verdict, keep it or what is waited for, and return it."""

@@ -65,8 +65,8 @@ class Baseline:
     # Processes of the job alive then (left over in the unit's group; not those that the stop just ended). Source:
     # cgroup.procs, /proc/PID/stat.
     processes: tuple[Process, ...] | Unknown = ()
-    # The declared log then: (device, inode, size in bytes), None when it did not exist. Source: stat.
-    log: tuple[int, int, int] | None | Unknown = None
+    # The declared logs that were there then, by path: (device, inode, size in bytes). Source: stat.
+    logs: Mapping[str, tuple[int, int, int]] | Unknown = field(default_factory=dict)
     # oom_kill counter, summed over the groups that are read later too (unit and parent slice).
     oom_kills: int | Unknown = 0
     # Number of objects at the declared place, None when no objects are declared. Source: S3 list, listdir.
@@ -456,7 +456,10 @@ _TYPE = "__type__"
 def as_data(value: Any) -> Any:
     """Return a baseline or facts as plain data, for JSON: ``from_data`` makes equal ones of it."""
     if is_dataclass(value):
-        return {_TYPE: type(value).__name__, **{item.name: as_data(getattr(value, item.name)) for item in fields(value)}}
+        return {
+            _TYPE: type(value).__name__,
+            **{item.name: as_data(getattr(value, item.name)) for item in fields(value)},
+        }
     if isinstance(value, Mapping):
         return {key: as_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -215,8 +215,7 @@ class Prover:
         """Go on after a prover that was killed: with its baseline, whatever has happened since."""
         for item in self.units:
             fields = saved[item.unit]
-            if fields.get("log") is not None:
-                fields["log"] = tuple(fields["log"])
+            fields["logs"] = {path: tuple(about) for path, about in fields.get("logs", {}).items()}
             item.restore_baseline(Baseline(**fields), ledger.boottime())
 
     def _start(self) -> None:

@@ -407,7 +407,7 @@ def wait_for(folder: str, ready, timeout: float) -> bool:
             left = end - ledger.boottime()
             if left <= 0:
                 return False
-            loop.step(min(left, 1.0))
+            loop.step(min(left, 0.1 if loop.blind else 1.0))
         return True
     finally:
         loop.close()

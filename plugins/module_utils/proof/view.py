@@ -110,8 +110,18 @@ class View:
             return self.state.active_state == "active" and self.state.sub_state == "running" and self.live_count > 0
         if self.processes is None:
             return True
+        if self.stranger is not None:
+            return any(process.alive for process in self.processes if process.started_at >= self.baseline.taken_at)
         # /proc is read more often than systemd is asked: one that is gone there has ended, though nobody knows how yet.
         return any(process.alive for process in self.processes if process.pid == self.state.main_pid)
+
+    @cached_property
+    def stranger(self) -> Process | None:
+        """What systemd takes for the main process, where it is older than the run: it follows a PIDFile= that nobody removed."""
+        if not self.state.pid_file or self.baseline.observed:
+            return None
+        mains = [process for process in self.processes or () if process.pid == self.state.main_pid]
+        return next((process for process in mains if process.started_at < self.baseline.taken_at), None)
 
     @cached_property
     def alive(self) -> bool:
@@ -175,7 +185,7 @@ class View:
             self.auto_restart
             or (self.state.active_state == "activating" and self.restarts > 0)  # its next round is in ExecStartPre=
             or (
-                self.state.active_state == "deactivating"
+                self.state.active_state in ("active", "deactivating")  # systemd may not have seen the end yet
                 and (self.state.restart == "always" or (failed and self.state.restart not in ("no", "on-success")))
             )
         )

@@ -25,7 +25,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Loop:
     """Callbacks by file descriptor and by watched path.
 
-    A callback of a path gets C(mask, name): the inotify bits, and the entry's name where a folder is watched.
+    A callback of a path gets C(mask, name): the inotify bits, and the entry's name where a folder is watched. C(blind): no path
+    can be watched, because the user's inotify instances are used up (fs.inotify.max_user_instances is 128 by default, and
+    containers share it); whoever waits has to look by himself.
     """
 
     def __init__(self):
@@ -35,9 +37,9 @@ class Loop:
         self._keys = {}  # key -> wd
         self._next_key = 0
         self._inotify = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-        if self._inotify < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
-        self.add(self._inotify, self._read_inotify)
+        self.blind = self._inotify < 0
+        if not self.blind:
+            self.add(self._inotify, self._read_inotify)
 
     def add(self, descriptor: int, callback) -> None:
         self._callbacks[descriptor] = callback
@@ -49,7 +51,7 @@ class Loop:
 
     def watch(self, path: str, mask: int, callback) -> int | None:
         """Watch I(path) and return a key for unwatch(), or None where it cannot be watched (absent, no rights, limit)."""
-        wd = _libc.inotify_add_watch(self._inotify, os.fsencode(path), mask | 0x20000000)  # IN_MASK_ADD
+        wd = -1 if self.blind else _libc.inotify_add_watch(self._inotify, os.fsencode(path), mask | 0x20000000)  # IN_MASK_ADD
         if wd < 0:
             return None
         key = self._next_key = self._next_key + 1
@@ -96,4 +98,5 @@ class Loop:
 
     def close(self) -> None:
         self._epoll.close()
-        os.close(self._inotify)
+        if not self.blind:
+            os.close(self._inotify)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import stat
 import time
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import LogPlace, Unknown
@@ -17,6 +18,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.e
 PIECE = 256 * 1024  # bytes read at once
 PIECES = 8  # pieces of one log in a row, then other units get their turn
 HEAD, TAIL = 1 << 20, 8 << 20  # bytes of a log that was written before we came: more is not needed to see how it goes
+MARK = 64  # bytes before our place by which a log is known that was emptied and filled again between two looks
 PROBE_BYTES = 4096  # one block: enough for ENOSPC and EDQUOT
 
 
@@ -45,6 +47,8 @@ class Tail:
         self.position = 0  # in the file that is open now
         self.past, self.past_written_at = 0, 0.0  # size when we came, and CLOCK_BOOTTIME of the last write before that
         self._skip_middle = skip_middle
+        self._mark = b""  # what was read last
+        self._limit = None  # place up to which this run has written over what was there
         self._loop = loop
         self._changed = changed
         self._file = None
@@ -69,6 +73,18 @@ class Tail:
     def size(self) -> int:
         return os.fstat(self._file).st_size if self._file is not None else 0
 
+    @property
+    def unchanged(self) -> bool:
+        """Whether the file still has exactly the size that it had before the run, or is being written over."""
+        same = self.start is not None and self.start[:2] == self._inode and self.start[2] > 0
+        return same and (self._limit is not None or self.size == self.start[2])
+
+    def overwritten(self, place: int) -> None:
+        """This run writes over the lines of the run before, from the first on, and has come to I(place)."""
+        if self._limit is None:
+            self.position, self.past, self._mark = 0, 0, b""
+        self._limit = place
+
     def close(self) -> None:
         for key in self._keys:
             self._loop.unwatch(key)
@@ -85,6 +101,9 @@ class Tail:
         self._keys = [self._loop.watch(self._folder, NAMES, self._on_event)]
         self.error = ""
         try:
+            # A device gives nothing back, and a pipe's bytes are for somebody else.
+            if not stat.S_ISREG(os.stat(self.path).st_mode):
+                return
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -95,6 +114,8 @@ class Tail:
         self._file, self._inode = descriptor, (about.st_dev, about.st_ino)
         same = self.start is not None and self.start[:2] == self._inode
         self.position = self.start[2] if same and self.start[2] <= about.st_size else 0
+        self._limit = None
+        self._mark = os.pread(descriptor, MARK, max(self.position - MARK, 0))[: self.position]
         # By the descriptor, because the name may lead elsewhere by now.
         self._keys.append(self._loop.watch("/proc/self/fd/%d" % descriptor, CONTENT, self._on_event))
 
@@ -132,7 +153,7 @@ class Tail:
                 self.change = "deleted" if os.fstat(self._file).st_nlink == 0 else "renamed"
             return False  # what is still written through the old name is this run's: keep reading it
         if self._file is None:
-            return True
+            return stat.S_ISREG(about.st_mode)
         if (about.st_dev, about.st_ino) == self._inode:
             return False
         self.change = "deleted" if os.fstat(self._file).st_nlink == 0 else "renamed"
@@ -140,19 +161,24 @@ class Tail:
 
     def _read_open(self, feed) -> bool:
         size = os.fstat(self._file).st_size
-        if size < self.position:
-            self.change, self.position, self.past = "truncated", 0, 0
+        if size < self.position or (size > self.position and self._refilled()):
+            self.change, self.position, self.past, self._mark = "truncated", 0, 0, b""
         if self._skip_middle and size > HEAD + TAIL:
             if self.position == 0:
                 for _turn in range(HEAD // PIECE):
                     self._piece(feed)
                 feed(b"\n")
-            self.position = max(self.position, size - TAIL)
+            if size - TAIL > self.position:
+                self.position, self._mark = size - TAIL, b""
         self._skip_middle = False
         return all(self._piece(feed) for _turn in range(PIECES))
 
+    def _refilled(self) -> bool:
+        return os.pread(self._file, len(self._mark), self.position - len(self._mark)) != self._mark
+
     def _piece(self, feed) -> bool:
-        data = os.pread(self._file, PIECE, self.position)
+        wanted = PIECE if self._limit is None else max(min(PIECE, self._limit - self.position), 0)
+        data = os.pread(self._file, wanted, self.position)
         if not data:
             return False
         if not data.strip(b"\0"):
@@ -162,10 +188,11 @@ class Tail:
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
-                self.position = os.fstat(self._file).st_size
+                self.position, self._mark = os.fstat(self._file).st_size, b""
                 return False
-            data = os.pread(self._file, PIECE, self.position)
+            data, self._mark = os.pread(self._file, PIECE, self.position), b""
         self.position += len(data)
+        self._mark = (self._mark + data[-MARK:])[-MARK:]
         self.read_bytes += len(data)
         feed(data)
         return bool(data)
@@ -198,6 +225,16 @@ def mount_of(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:
     except (OSError, ValueError, IndexError):
         return ""
     return words
+
+
+def looks_full(path: str) -> bool:
+    """Whether the file system of a log has no room, or takes no writes."""
+    try:
+        about = os.statvfs(os.path.dirname(path))
+    except OSError:
+        return True
+    full = about.f_bavail == 0 or (about.f_files > 0 and about.f_favail == 0)
+    return full or bool(about.f_flag & os.ST_RDONLY)
 
 
 def _try_write(path: str, user: str) -> str:

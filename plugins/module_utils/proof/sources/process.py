@@ -35,6 +35,20 @@ def read_stat(pid: int) -> dict | None:
     }
 
 
+def exit_status(pid: int) -> int:
+    """The status that a process exited with which nobody has waited for yet; 0 also where it was a signal, or is not ours to know.
+
+    exit_code, the last field of /proc/PID/stat that proc(5) names, is what waitpid(2) will give.
+    """
+    try:
+        with open("/proc/%d/stat" % pid, "rb") as handle:
+            fields = handle.read().rpartition(b")")[2].split()
+    except OSError:
+        return 0
+    status = int(fields[49]) if fields[0] == b"Z" and len(fields) > 49 else 0
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+
+
 def dumping_core(pid: int) -> bool:
     """Whether a process only still exists because its core is being written; Linux 4.15 and later say so."""
     try:
@@ -122,6 +136,20 @@ def has_written(pid: int, log: tuple) -> bool:
         except (OSError, ValueError, IndexError):
             continue
     return False
+
+
+def place(pid: int, log: tuple) -> int:
+    """How far a process has come in I(log) by a descriptor that does not append: bytes from the file's beginning."""
+    found = 0
+    for name in _writing(pid, log):
+        try:
+            with open("/proc/%d/fdinfo/%s" % (pid, name), encoding="ascii") as handle:
+                lines = dict(line.split(":", 1) for line in handle if ":" in line)
+            if not int(lines["flags"], 8) & os.O_APPEND:
+                found = max(found, int(lines["pos"]))
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
 
 
 def other_writers(log: tuple, pids: tuple) -> tuple:

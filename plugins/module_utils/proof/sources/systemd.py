@@ -408,6 +408,14 @@ def declared_output(unit: str, properties: dict) -> str | None:
     return re.sub(r"%([nNpiI%])", lambda match: values[match.group(1)], path)
 
 
+def journal_closed() -> str:
+    """Why this user sees nothing of the system's journal, "" where he does: journalctl shows less then, and says nothing."""
+    files = [path for top in ("/var/log/journal", "/run/log/journal") for path in glob.glob(top + "/*/system.journal")]
+    if not files or any(os.access(path, os.R_OK) for path in files):
+        return ""
+    return "%s: Permission denied; the group systemd-journal may read it" % files[0]
+
+
 def journal(unit: str, invocation_id: str, lines: int = 20) -> tuple | Unknown:
     """Messages of the manager and the unit for one invocation, oldest first; Unknown where there is no journal."""
     matches = (

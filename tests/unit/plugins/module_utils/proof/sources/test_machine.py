@@ -144,6 +144,19 @@ def test_a_path_watched_twice_tells_both_until_one_leaves(loop, tmp_path):
     assert seen == [("first", "a"), ("second", "a"), ("second", "b")]
 
 
+def test_without_an_inotify_instance_nothing_is_watched_and_descriptors_still_are(monkeypatch, tmp_path):
+    monkeypatch.setattr(events._libc, "inotify_init1", lambda flags: -1, raising=False)
+    loop = events.Loop()
+    assert loop.blind and loop.watch(str(tmp_path), events.NAMES, lambda mask, name: None) is None
+    loop.unwatch(None)
+    reading, writing = os.pipe()
+    seen = []
+    loop.add(reading, lambda: seen.append(os.read(reading, 1)))
+    os.write(writing, b"x")
+    assert loop.step(5) and seen == [b"x"]
+    loop.close()
+
+
 def test_what_is_not_there_cannot_be_watched(loop, tmp_path):
     assert loop.watch(str(tmp_path / "none"), events.NAMES, print) is None
     loop.unwatch(None)
