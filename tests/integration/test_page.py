@@ -173,6 +173,7 @@ def is_shown(page: Page, unit: str, word: str) -> None:
 # -- states ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("W67", "W73", "W76")
 def test_loading_running_slow_stalled_dead_failed_and_finished_are_told_apart(units, monitor, show):
     loading = units("loading.service").run()
     running = units("running.service").run()
@@ -235,6 +236,7 @@ def test_loading_running_slow_stalled_dead_failed_and_finished_are_told_apart(un
     is_shown(page, "loading.service", "Running")
 
 
+@pytest.mark.shows("W69")
 def test_a_broken_heartbeat_is_unknown_and_spoils_nothing_else(units, monitor, show):
     units("broken.service").folder.joinpath("heartbeat.json").write_text('{"time": 1')
     units("fine.service").run().say("step")
@@ -262,6 +264,7 @@ def plan(place: LocalStore | S3Store, samples: int, batch_samples: int) -> None:
     place.put_bytes(f"reference/{RUN}", json.dumps(run).encode())
 
 
+@pytest.mark.shows("W68", "W72", "W79")
 def test_s3_down_or_with_other_keys_is_unknown_and_never_0(units, monitor, show, s3, tmp_path):  # noqa: F811
     units("extraction@1.service").run("shard-01-of-02").say("step")
     bucket = S3Store(s3.bucket("bkt"), s3.endpoint)
@@ -311,6 +314,7 @@ def test_s3_down_or_with_other_keys_is_unknown_and_never_0(units, monitor, show,
         stop(again.process)
 
 
+@pytest.mark.shows("W70")
 def test_no_new_batch_for_too_long_is_said(units, monitor, show, tmp_path):
     put(LocalStore(tmp_path / "out"), 1, 1)
     page = show(monitor("--local-dir", str(tmp_path / "out"), "--no-growth", "2"))
@@ -355,6 +359,7 @@ def everything(units, monitor, tmp_path) -> str:
     writer.join()
 
 
+@pytest.mark.shows("W77")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1200])
 def test_it_is_readable_and_accessible_at_any_width(everything, show, width, scheme):
@@ -373,6 +378,7 @@ def test_it_is_readable_and_accessible_at_any_width(everything, show, width, sch
     assert (sum(map(int, re.findall(r"\d+", background))) > 384) == (scheme == "light")
 
 
+@pytest.mark.shows("W74", "W77")
 def test_it_has_landmarks_headings_and_words_for_its_pictures(everything, show):
     page = show(everything)
     expect(page.get_by_role("img", name="Use of GPU-0c1f7d2a-9b1e in percent")).to_be_visible()
@@ -386,6 +392,7 @@ def test_it_has_landmarks_headings_and_words_for_its_pictures(everything, show):
     assert unnamed == 0
 
 
+@pytest.mark.shows("W77")
 def test_the_keyboard_reaches_all_and_a_refresh_takes_nothing_away(everything, show):
     page = show(everything)
     pause, stamp = page.get_by_role("button", name="Pause"), page.locator("#stamp")
@@ -414,6 +421,7 @@ def test_the_keyboard_reaches_all_and_a_refresh_takes_nothing_away(everything, s
     assert reached == ["JSON", "Health", "Metrics"]
 
 
+@pytest.mark.shows("W79")
 def test_it_asks_nobody_but_the_monitor(everything, show):
     page = show(everything)
     first = page.locator("#stamp").inner_text()
@@ -421,6 +429,7 @@ def test_it_asks_nobody_but_the_monitor(everything, show):
     assert {url for url in page.asked if not url.startswith("data:")} == {everything}
 
 
+@pytest.mark.shows("W77")
 def test_without_scripts_it_reloads_itself(everything, show):
     page = show(everything, java_script_enabled=False)
     first = page.locator("#stamp").inner_text()
@@ -428,6 +437,7 @@ def test_without_scripts_it_reloads_itself(everything, show):
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
 
 
+@pytest.mark.shows("W78")
 def test_a_monitor_that_is_gone_makes_the_open_page_say_unknown(units, monitor, show):
     units("a.service").run().say("step")
     page = show(monitor())

@@ -39,6 +39,7 @@ def listing(last=NOW, done=(False, False)) -> Listing:
 # -- states: alive, slow, dead ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("W67")
 @pytest.mark.parametrize(
     ("unit", "paces", "name"),
     [
@@ -93,6 +94,7 @@ def test_a_pace_is_learnt_from_the_jobs_own_steps():
 FAILED = (Unit("a"), State("failed", "exit 70"))
 
 
+@pytest.mark.shows("W70")
 @pytest.mark.parametrize(
     ("case", "said"),
     [
@@ -128,6 +130,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.shows("W71")
 def test_ages_follow_what_was_seen_and_not_what_a_clock_says():
     clock = Clock()
     ages = Ages(clock)
@@ -142,6 +145,7 @@ def test_ages_follow_what_was_seen_and_not_what_a_clock_says():
     assert ages.age("ahead", 1, 9.0) == 9.0
 
 
+@pytest.mark.shows("W71")
 def test_growth_is_not_fooled_by_the_clock_of_s3():
     clock = Clock()
     judging = Judge(LIMITS, Ages(clock))
@@ -151,6 +155,7 @@ def test_growth_is_not_fooled_by_the_clock_of_s3():
     assert judging.grown(Listing(unknown="down"), NOW) is None and judging.grown(None, NOW) is None
 
 
+@pytest.mark.shows("W74")
 @given(st.lists(st.floats(0, 1e9), max_size=2000))
 def test_a_series_is_bounded_and_keeps_its_newest(times):
     series = Series()
@@ -169,6 +174,7 @@ def test_a_clock_set_back_begins_a_series_anew():
 # -- batches -----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.shows("W72")
 def test_counts_are_of_batches_and_nothing_else():
     shard = "shard-01-of-02"
     found = {
@@ -236,6 +242,7 @@ class Slow:
         return None
 
 
+@pytest.mark.shows("W68", "W75")
 def test_an_s3_that_does_not_answer_is_unknown_and_what_was_known_is_kept():
     store = Slow()
     store.answer.set()
@@ -254,12 +261,14 @@ def test_an_s3_that_does_not_answer_is_unknown_and_what_was_known_is_kept():
     assert watch.listing.unknown is None
 
 
+@pytest.mark.shows("W75")
 def test_a_long_listing_is_asked_for_less_often(monkeypatch):
     watch = S3Watch(Slow(), "r", every=5, patience=60)
     monkeypatch.setattr(objects, "list_s3", lambda *_: Listing(took_s=4.0))
     assert watch.look() == pytest.approx(36)  # a tenth of the time, at most
 
 
+@pytest.mark.shows("W79")
 def test_what_s3_said_is_shown_without_keys(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAXYZ")
     assert objects.said(OSError("AKIAXYZ at http://user:word@host/b")) == "(AWS_ACCESS_KEY_ID) at http://host/b"
@@ -311,6 +320,7 @@ def test_units_are_read_as_they_are(tmp_path):
     assert Reader(tmp_path / "gone").look(now)[0].unknown
 
 
+@pytest.mark.shows("W69")
 @pytest.mark.parametrize(
     "content",
     [
@@ -335,6 +345,7 @@ def test_a_heartbeat_that_cannot_be_read_is_unknown_with_a_reason(tmp_path, cont
     assert fine.step == 7 and fine.unknown is None
 
 
+@pytest.mark.shows("W69")
 @given(
     st.dictionaries(
         st.sampled_from(["phase", "step", "step_age_s", "telemetry", "shard", "gpus", "pid", "exit_code"]),
@@ -352,6 +363,7 @@ def test_no_heartbeat_takes_the_page_down(tmp_path_factory, more):
     metrics.metrics(state)
 
 
+@pytest.mark.shows("W69")
 def test_a_fifo_in_place_of_a_heartbeat_does_not_stop_the_monitor(tmp_path):
     folder = unit_folder(tmp_path, "a.service")
     os.mkfifo(folder / "heartbeat.json")
@@ -368,6 +380,7 @@ def test_a_process_that_is_gone_is_known_before_its_heartbeat_is_stale(tmp_path)
     assert late.gone and not just.gone  # its certificate may still come
 
 
+@pytest.mark.shows("W73")
 def test_a_job_without_a_heartbeat_is_followed_by_its_own_progress_pattern(tmp_path):
     """tqdm ends its lines with a carriage return."""
     progress = {"progress": {"pattern": r"(?P<step>\d+)/90 \[", "within": 60}}
@@ -432,6 +445,7 @@ def test_the_page_escapes_and_is_well_formed():
     assert 'name="viewport"' in html
 
 
+@pytest.mark.shows("W68")
 def test_unknown_is_never_shown_as_zero():
     before = Listing({"shard-01-of-02": Count(2, 2)}, at=NOW - 60)
     state = status([], Listing(unknown="no such folder"), Listing(unknown="refused", before=before), ["s3: unknown"])
@@ -479,12 +493,14 @@ def test_metrics_are_typed_once_and_labels_escaped():
     assert 'dflash_gpu_utilization_percent{uuid="GPU-1"} 97' in lines
 
 
+@pytest.mark.shows("W74")
 def test_a_chart_says_in_words_what_it_shows():
     drawn = chart("Steps of a", [0.0, 60.0], [1, 5])
     assert 'role="img" aria-label="Steps of a: 1 at 00:00:00, 5 at 00:01:00 UTC, least 1, most 5"' in drawn
     assert chart("x", [1.0], [1]) == "" == chart("x", [1.0, 1.0], [1, 2])
 
 
+@pytest.mark.shows("W74")
 def test_gpus_are_charted_by_device_while_somebody_reports_them():
     judging = Judge(LIMITS)
     busy = Unit("a", beat_age_s=1, gpus=[{"uuid": "GPU-1", "util": 90}, {"uuid": "GPU-2", "util": None}, {"util": 3}])
@@ -506,6 +522,7 @@ def get(base: str, path: str):
         return error.code, error.read().decode()
 
 
+@pytest.mark.shows("W68", "W79")
 def test_the_server_tells_what_is_and_that_s3_is_down(start, s3, tmp_path):
     store = stores.S3Store(s3.bucket("bkt"), s3.endpoint)
     store.put_bytes("r/run.json", json.dumps({"samples": 4, "num_shards": 1, "batch_samples": 2}).encode())
@@ -535,6 +552,7 @@ def test_the_server_tells_what_is_and_that_s3_is_down(start, s3, tmp_path):
     assert child.wait(20) == 0 and "reason=sigterm" in child.lines[-1]
 
 
+@pytest.mark.shows("W75")
 def test_thousands_of_objects_are_listed_page_by_page(s3, tmp_path):
     """An S3 page has a thousand keys."""
     store = stores.S3Store(s3.bucket("bkt"), s3.endpoint)
@@ -548,6 +566,7 @@ def test_thousands_of_objects_are_listed_page_by_page(s3, tmp_path):
     assert found.committed == 1250 and len(found.commits) <= 122
 
 
+@pytest.mark.shows("W80")
 def test_a_taken_address_is_69_and_says_which(start, tmp_path):
     import socket
 
@@ -559,6 +578,7 @@ def test_a_taken_address_is_69_and_says_which(start, tmp_path):
         assert child.wait(30) == 69 and address in child.lines[-1]
 
 
+@pytest.mark.shows("W80")
 def test_wrong_credentials_end_it_instead_of_showing_unknown_for_ever(start, s3, tmp_path):
     s3.bucket("bkt")
     argv = ["--listen", "127.0.0.1:0", "--runs", tmp_path, "--s3-uri", "s3://bkt/x", "--s3-endpoint", s3.endpoint]
@@ -566,6 +586,7 @@ def test_wrong_credentials_end_it_instead_of_showing_unknown_for_ever(start, s3,
     assert child.wait(30) == 78
 
 
+@pytest.mark.shows("W79")
 def test_loopback_is_the_default():
     import monitor
 
