@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import shlex
+import subprocess
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -224,7 +225,7 @@ until_ok session_armed
         if acted.stderr.startswith("never: "):
             faulty += f"\nduring: {acted.stderr}"
         return Outcome(case, row["code"], row, faulty, proved.stderr, last_decision(container, case))
-    except (RuntimeError, OSError, ValueError) as error:
+    except (RuntimeError, OSError, ValueError, subprocess.TimeoutExpired) as error:
         return Outcome(case, None, faulty=str(error))
     finally:
         clean_up(container, case)

@@ -136,7 +136,9 @@ def deliver(
     hidden = {key for key in environ if SECRET.search(key)}
     write(settings, _lines(environ, environ.keys() - hidden), 0o600)
     write(secrets, _lines(environ, hidden), 0o600)
-    public = {key: environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in environ}  # the GPUs that are to be proved
+    public = {
+        key: environ[key] for key in ("CUDA_VISIBLE_DEVICES",) if key in environ
+    }  # the GPUs that are to be proved
     job = {
         "schema": 1, "unit": unit, "job": name, "digest": None, "argv": argv, "env": public, "user": user,
         "runs": runs, "log": None, "proof": proof, "secrets_file": secrets,

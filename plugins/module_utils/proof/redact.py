@@ -24,7 +24,9 @@ LONG = 8
 
 _NAMED = re.compile(
     r"""(?ix) (?P<key> (?<![\w.-]) [\w.-]*
-        (?: secret | token | password | passwd | passphrase | api_?key | access_key(?:_id)? | private_key | credentials? )
+        (?: secret | token | password | passwd | passphrase | api_?key | access_key(?:_id)? | private_key
+            # Not "Failed to set up credentials: Protocol error".
+            | credentials? (?! : \s [A-Z]?[a-z]+ \s ) )
         ["']? \s* [=:] \s* )
         (?P<value> "(?:[^"\\]|\\.)*" | '(?:[^'\\]|\\.)*' | [^\s"',;&|)}\]]+ )"""
 )

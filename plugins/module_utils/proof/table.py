@@ -123,8 +123,12 @@ def unit_not_loaded(v: View) -> Finding | None:
         return None
     evidence = {**v.unit_evidence(), "load_error": v.state.load_error, "path": v.state.fragment_path}
     if v.state.load_state == "not-found":
+        start = known(v.facts.start)
+        asked = v.baseline.observed or (start is not None and start.rc not in (None, 0))
+        # Somebody else may be about to make it, as systemd-run does.
+        since = NOW if asked else v.start_deadline
         return Finding(
-            "unit_not_found", NOW, f"install {v.unit} (or correct its name) and run systemctl daemon-reload", evidence
+            "unit_not_found", since, f"install {v.unit} (or correct its name) and run systemctl daemon-reload", evidence
         )
     if v.state.load_state == "masked":
         return Finding("unit_invalid", NOW, f"run systemctl unmask {v.unit}", evidence)
@@ -383,7 +387,15 @@ def log_unwritable(v: View) -> Finding | None:
     if not error or not v.new_run:
         return None
     stdout_failed = v.nonzero and v.exit.status == 209
-    if not stdout_failed and not v.mute:
+    if stdout_failed or v.mute:
+        since = v.death if v.exit else NOW
+    elif error == "EACCES":
+        return None  # it could write before
+    elif v.nonzero and all("No space left" in match.line for match in v.open_forbidden):
+        since = v.death
+    elif v.alive and v.spec.progress:
+        since = v.pace_deadline
+    else:
         return None
     place = known(v.facts.log_place)
     # The mount point comes with its type and options.
@@ -402,7 +414,7 @@ def log_unwritable(v: View) -> Finding | None:
         **v.exit_evidence(),
         **v.log_evidence(0),
     }
-    return Finding("log_unwritable", v.death if v.exit else NOW, f"{remedy}; then restart {v.unit}", evidence)
+    return Finding("log_unwritable", since, f"{remedy}; then restart {v.unit}", evidence)
 
 
 def oom_killed(v: View) -> Finding | None:
@@ -555,6 +567,10 @@ def exited_early(v: View) -> Finding | None:
 
 def worker_gone(v: View) -> Finding | None:
     count = v.spec.process.count
+    if v.stranger is not None and not v.main_alive and v.new_run and v.active:
+        pid, words = v.stranger.pid, " ".join(v.stranger.argv)[:80]
+        remedy = f"the program of {v.unit} is gone; its PIDFile= names pid {pid} ({words}), which is older than this run: remove {v.state.pid_file}"
+        return Finding("worker_gone", v.start_deadline, remedy, {**v.unit_evidence(), **v.process_evidence()})
     if not v.alive or v.processes is None or v.live_count >= count or not v.main_alive:
         return None
     zombies = sum(process.state == "Z" for process in v.processes)
@@ -656,9 +672,11 @@ def log_misrouted(v: View) -> Finding | None:
     if not live or (not v.lost and any(process.has_log is not False for process in live)):
         return None
     places = sorted({place for process in live for place in known(process.outputs) or ()})
-    if not places:
+    if not places or (v.path == "journal" and any(place.startswith("socket:") for place in places)):
         return None
     where = f"the deleted {v.path}" if v.lost else f"{', '.join(places[:4])} and not to {v.path}"
+    if v.path in places and not v.lost:
+        where = f"a {v.path} that only it sees (PrivateTmp=, RootDirectory=, another mount)"
     return Finding(
         "log_misrouted",
         v.first_log_deadline,
@@ -820,8 +838,8 @@ TABLE: tuple[Row, ...] = (
     Row(
         "1",
         ("unit_not_found", "unit_invalid"),
-        ("now",),
-        "LoadState not-found; bad-setting, error, masked",
+        ("now", "start"),
+        "LoadState not-found (at the start deadline where somebody else is to start it); bad-setting, error, masked",
         "correct the unit, daemon-reload",
         unit_not_loaded,
     ),
@@ -905,8 +923,9 @@ TABLE: tuple[Row, ...] = (
     Row(
         "9",
         ("log_unwritable",),
-        ("now",),
-        "ENOSPC, EDQUOT, EROFS, EACCES or no inodes at the log's place, with 209 or no bytes",
+        ("now", "stall"),
+        "ENOSPC, EDQUOT, EROFS, EACCES or no inodes at the log's place, with 209 or no bytes; all but EACCES also where exit ≠ 0 without "
+        "another known pattern follows some bytes, or progress is overdue",
         "free space, owner, mount",
         log_unwritable,
         cause=True,
@@ -987,7 +1006,8 @@ TABLE: tuple[Row, ...] = (
         "18",
         ("worker_gone",),
         ("start",),
-        "main process alive, expected workers missing or only zombies",
+        "main process alive, expected workers missing or only zombies; or what systemd takes for the main process, by PIDFile=, is older "
+        "than the run, and nothing else of it lives",
         "exec the worker, drop the wrapper",
         worker_gone,
     ),

@@ -142,7 +142,21 @@ CASES = [
     Case("group-unreadable", "observer_blind", 2, {"processes": f.Unknown("EACCES")}, {"process": {"count": 2}}),
     Case("heartbeat-unreadable", "observer_blind", 2, {"heartbeat": f.Unknown("EACCES")}, {"heartbeat": {"path": "/h"}}, remedy="/h"),
     # 1
-    Case("not-found", "unit_not_found", 0, {**NO_START, "systemd": f.UnitState(load_state="not-found")}, remedy="daemon-reload"),
+    Case(
+        "not-found",
+        "unit_not_found",
+        0,
+        {**NO_START, "systemd": f.UnitState(load_state="not-found"), "start": f.StartAnswer(1, "Unit not found.")},
+        remedy="daemon-reload",
+    ),
+    Case(
+        "not-found-and-somebody-else-is-to-make-it",
+        "unit_not_found",
+        10,
+        {**NO_START, "systemd": f.UnitState(load_state="not-found")},
+        also=("never_launched",),
+        at_once=False,
+    ),
     Case(
         "bad-setting",
         "unit_invalid",
@@ -407,6 +421,32 @@ CASES = [
         also=("died_before_log",),
         remedy="dflash",
     ),
+    Case(
+        "disk-full-after-some-lines-and-died-of-it",
+        "log_unwritable",
+        2,
+        died(1, log_place=f.LogPlace(LOG, "ENOSPC", 0, 10, "dflash", "/var")),
+        also=("exited_nonzero",),
+        remedy="/var",
+    ),
+    Case(
+        "disk-full-and-progress-overdue",
+        "log_unwritable",
+        22,
+        {"log": log(progress=progress()), "log_place": f.LogPlace(LOG, "EDQUOT", user="dflash", mount="/home")},
+        {"progress": STEP},
+        also=("stalled",),
+        at_once=False,
+        remedy="quota of dflash at /home",
+    ),
+    Case(
+        "disk-full-and-another-cause-in-the-log",
+        "crashed_traceback",
+        2,
+        died(1, log=log(forbidden=(match("traceback"),)), log_place=f.LogPlace(LOG, "ENOSPC", 0, 10)),
+        also=("exited_nonzero",),
+        remedy="CUDA out of memory",
+    ),
     # 10
     Case(
         "oom-v1",
@@ -531,6 +571,14 @@ CASES = [
         at_once=False,
         evidence={"live": 1, "zombies": 1},
     ),
+    Case(
+        "stale-pid-file",
+        "worker_gone",
+        10.5,
+        {"systemd": up(type="forking", pid_file="/run/x.pid"), "processes": (process(started_at=T0 - 90),)},
+        at_once=False,
+        remedy="remove /run/x.pid",
+    ),
     # 19
     Case(
         "restarted-once",
@@ -608,6 +656,15 @@ CASES = [
         at_once=False,
         evidence={"goes_to": [f"{LOG} (deleted)"]},
         remedy=f"deleted {LOG}",
+    ),
+    Case(
+        "log-of-a-mount-of-its-own",
+        "log_misrouted",
+        60.5,
+        {"log": SILENT, "processes": (process(has_log=False, outputs=(LOG,)),)},
+        also=("silent",),
+        at_once=False,
+        remedy="PrivateTmp=",
     ),
     # 24
     Case(
@@ -784,6 +841,8 @@ HEALTHY = [
                                      "log_place": f.LogPlace(LOG, "EACCES", user="dflash")}),
     Case("deleted-and-made-anew-by-the-job", "ok_started", 61, {"log": log(changed="deleted"),
                                                                 "processes": (process(has_log=True, outputs=(LOG,)),)}),
+    Case("stale-pid-file-and-the-program-lives", "ok_started", 11, {
+        "systemd": up(type="forking", pid_file="/run/x.pid"), "processes": (process(started_at=T0 - 90), process(71))}),
     Case("own-file-handler", "ok_started", 61, {"processes": (process(has_log=False, outputs=("/dev/null",)),)}),
     Case("exec-of-a-program-that-exits-with-203", "exited_nonzero", 3, died(203)),
     Case("main-process-gone-from-proc-before-systemd-says-so", "", 6, {"processes": ()}),
