@@ -88,8 +88,9 @@ class Telemetry:
         return {"telemetry": "nvml", "gpus": gpus}
 
     def line(self) -> dict[str, Any]:
-        """Fields for the heartbeat line: ``gpu_util=97/3 gpu_mem_mib=…``, one number a GPU, or ``telemetry=off``."""
+        """Fields for the heartbeat line: ``gpu_util=97/3 gpu_mem_mib=…``, a number a GPU, or ``telemetry=off``."""
         gpus = self.sample().get("gpus")
         if not gpus:
             return {"telemetry": "off"}
-        return {f"gpu_{key}": "/".join(str(gpu[key]) for gpu in gpus) for key in ("util", "mem_mib")}
+        keys = ("util", "mem_mib", "power_w", "temp_c")
+        return {f"gpu_{key}": "/".join("-" if gpu[key] is None else str(gpu[key]) for gpu in gpus) for key in keys}

@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from tests.support.preloaded import fork, fork_server, moments  # noqa: F401 - fixtures
 from tests.support.workload import WORKLOAD, s3, start, start_s3, stop  # noqa: F401 - fixtures, and what tests import
 
 sys.path.insert(0, str(WORKLOAD))

@@ -38,6 +38,7 @@ def test_an_edge_belongs_to_the_bucket_below():
     assert [make().bucket(length) for length in (1, 50, 51, 200, 400, 401, 9999)] == [0, 0, 1, 1, 2, 3, 3]
 
 
+@pytest.mark.shows("W44")
 def test_caps_are_one_and_a_half_shares():
     assert make(max_depth=100).caps == [75, 45, 23, 8]
 
@@ -48,6 +49,7 @@ def test_bounds_that_make_no_sense_are_refused(min_ready, max_depth):
         make(min_ready, max_depth)
 
 
+@pytest.mark.shows("W44")
 def test_put_blocks_at_max_depth_until_something_is_drawn():
     queue = make(max_depth=4, lengths=[10])
     for n in range(4):
@@ -60,6 +62,7 @@ def test_put_blocks_at_max_depth_until_something_is_drawn():
     assert not thread.is_alive() and sum(queue.depths()) == 4
 
 
+@pytest.mark.shows("W44")
 def test_put_blocks_at_the_cap_of_its_bucket_alone():
     queue = make(max_depth=20)
     assert queue.caps == [15, 9, 5, 2]
@@ -73,6 +76,7 @@ def test_put_blocks_at_the_cap_of_its_bucket_alone():
     thread.join(5)
 
 
+@pytest.mark.shows("W45")
 def test_get_waits_for_min_ready():
     queue = make(min_ready=3)
     thread, result = in_thread(lambda: queue.get(1))
@@ -85,6 +89,7 @@ def test_get_waits_for_min_ready():
     assert result == [[1]]
 
 
+@pytest.mark.shows("W45")
 def test_get_does_not_wait_for_a_producer_that_waits_at_a_cap():
     queue = make(min_ready=10, max_depth=20)
     thread, _ = in_thread(lambda: [queue.put(n, 500) for n in range(5)])
@@ -110,6 +115,7 @@ def test_with_two_producers_one_waiting_at_a_cap_is_not_enough():
     blocked.join(5)
 
 
+@pytest.mark.shows("W46")
 def test_draws_follow_occupancy_within_ten_percent():
     queue = make(max_depth=1000)
     for length, count in ((10, 500), (100, 300), (300, 150), (500, 50)):
@@ -125,6 +131,7 @@ def test_draws_follow_occupancy_within_ten_percent():
         assert drawn[length] == pytest.approx(10_000 * share, rel=0.1), drawn
 
 
+@pytest.mark.shows("W47")
 @pytest.mark.parametrize("seed", range(20))
 def test_no_batch_comes_from_the_longest_bucket_alone(seed):
     queue = make(max_depth=100, lengths=[500] * 90 + [10] * 10, seed=seed)

@@ -10,6 +10,7 @@ from common.data import TinyTokenizer, read_texts, texts_sha256, to_samples
 from common.runtime import Fatal
 
 
+@pytest.mark.shows("W43")
 def test_a_folder_gives_paragraphs_and_no_links(tmp_path):
     (tmp_path / "b").write_text("one\n\n\n two\nlines \n\n")
     (tmp_path / "a").write_text("first")
@@ -18,6 +19,7 @@ def test_a_folder_gives_paragraphs_and_no_links(tmp_path):
     assert read_texts(tmp_path) == [("a:0001", "first"), ("b:0001", "one"), ("b:0002", "two\nlines")]
 
 
+@pytest.mark.shows("W43")
 def test_jsonl_gives_text_or_messages(tmp_path):
     path = tmp_path / "x.jsonl"
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "there"}]
@@ -25,6 +27,7 @@ def test_jsonl_gives_text_or_messages(tmp_path):
     assert read_texts(path) == [("q", "one"), ("line:00000002", "two"), ("line:00000003", "hi\nthere")]
 
 
+@pytest.mark.shows("W14")
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -58,6 +61,7 @@ def test_the_tiny_tokenizer_is_the_same_every_time_and_loses_nothing(texts):
     assert all(one.mask_token_id not in tokens for tokens in one.encode(contents))
 
 
+@pytest.mark.shows("W43")
 def test_long_samples_are_cut_and_nothing_is_lost(texts):
     pairs = read_texts(texts)
     tokenizer = TinyTokenizer([text for _id, text in pairs])

@@ -94,10 +94,10 @@ def test_a_batch_says_what_it_is(here, texts, tmp_path):
 
 
 @pytest.mark.shows("W30", "W31")
-def test_killed_and_resumed_every_sample_is_there_once(start, texts, tmp_path, s3):
+def test_killed_and_resumed_every_sample_is_there_once(fork, texts, tmp_path, s3):
     uri = s3.bucket("bkt")
     argv = arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1")
-    first = start("extract_hidden_states.py", *argv)
+    first = fork("extract_hidden_states.py", *argv)
     first.until("ev=step step=5 ")
     first.process.send_signal(signal.SIGKILL)
     assert first.wait() == -9
@@ -109,7 +109,7 @@ def test_killed_and_resumed_every_sample_is_there_once(start, texts, tmp_path, s
     (tmp_path / "out" / shard / "batch-000001.safetensors").write_bytes(b"already committed")
     before = set(stores.committed(store, shard))
     assert len(before) >= 5
-    second = start("extract_hidden_states.py", *argv)
+    second = fork("extract_hidden_states.py", *argv)
     assert second.wait() == 0, second.text
     assert f"committed={len(before)} aborted_uploads=1" in second.text
     _target, samples, _sha = targets.load("tiny-random", texts, PIECE, "auto", None, torch.device("cpu"))
@@ -117,9 +117,9 @@ def test_killed_and_resumed_every_sample_is_there_once(start, texts, tmp_path, s
     assert not list((tmp_path / "out").rglob("*.safetensors"))
 
 
-def test_sigterm_commits_what_waits_and_ends_clean(start, texts, tmp_path, s3):
+def test_sigterm_commits_what_waits_and_ends_clean(fork, texts, tmp_path, s3):
     uri = s3.bucket("bkt")
-    child = start("extract_hidden_states.py", *arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1"))
+    child = fork("extract_hidden_states.py", *arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1"))
     child.until("ev=step step=3 ")
     child.process.send_signal(signal.SIGTERM)
     assert child.wait() == 0, child.text

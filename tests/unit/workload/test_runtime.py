@@ -56,6 +56,7 @@ def fields(line: str) -> dict:
     return dict(part.split("=", 1) for part in shlex.split(line.replace("\\n", "/n")))
 
 
+@pytest.mark.shows("W1")
 def test_a_line_is_key_value_and_one_line_whatever_the_values_are():
     line = format_event(
         "x", {"a": 1.23456789, "b": None, "c": 'two "words"\nand more', "d": "", "e": "k=v", "f": "plain"}
@@ -65,6 +66,7 @@ def test_a_line_is_key_value_and_one_line_whatever_the_values_are():
     assert ' a=1.23457 b=- c="two \\"words\\"\\nand more" d="" e="k=v" f=plain' in line
 
 
+@pytest.mark.shows("W5", "W16")
 @pytest.mark.parametrize(
     ("what", "code", "reason"),
     [("ok", 0, "done"), ("raise", 70, "exception"), ("thread", 70, "exception"), ("fatal", 78, "knob")],
@@ -77,6 +79,7 @@ def test_exit_code_and_last_line_agree(start, what, code, reason):
     assert ("Traceback" in program.text) == (code == 70)
 
 
+@pytest.mark.shows("W13")
 @pytest.mark.parametrize("args", [["extra", "words"], ["--nope"], []])
 def test_usage_errors_end_with_64(start, args):
     program = start(MINI, *args)
@@ -84,6 +87,7 @@ def test_usage_errors_end_with_64(start, args):
     assert "reason=usage" in program.lines[-1]
 
 
+@pytest.mark.shows("W2")
 def test_the_first_line_comes_before_torch_is_imported(start, tmp_path):
     (tmp_path / "torch.py").write_text("print('torch is imported', flush=True)\nraise ImportError('no torch here')\n")
     for name, args in (
@@ -97,6 +101,7 @@ def test_the_first_line_comes_before_torch_is_imported(start, tmp_path):
         assert program.lines[1] == "torch is imported"
 
 
+@pytest.mark.shows("W20")
 def test_sigterm_while_loading_ends_at_once(start):
     program = start(MINI, "load")
     program.until("ev=start")
@@ -114,6 +119,7 @@ def test_sigterm_while_running_lets_the_body_finish(start):
     assert "code=0 reason=sigterm" in program.lines[-1]
 
 
+@pytest.mark.shows("W9", "W10", "W12")
 def test_systemd_hears_ready_after_the_first_step_and_one_watchdog_a_step(start, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
@@ -123,6 +129,7 @@ def test_systemd_hears_ready_after_the_first_step_and_one_watchdog_a_step(start,
     assert heard == ["READY=1", "WATCHDOG=1", "WATCHDOG=1", "WATCHDOG=1", "STOPPING=1"]
 
 
+@pytest.mark.shows("W9")
 def test_nothing_ready_is_said_while_loading(start, tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.bind(str(tmp_path / "notify"))
@@ -131,6 +138,7 @@ def test_nothing_ready_is_said_while_loading(start, tmp_path):
         assert sock.recv(100) == b"STOPPING=1"
 
 
+@pytest.mark.shows("W6")
 def test_the_heartbeat_says_who_where_and_how_long_ago(start, tmp_path):
     env = {"LAUNCHPROOF_RUN_DIR": str(tmp_path), "LAUNCHPROOF_UNIT": "x@1.service", "INVOCATION_ID": "ab" * 16}
     program = start(MINI, "ok", env=env)
@@ -142,6 +150,7 @@ def test_the_heartbeat_says_who_where_and_how_long_ago(start, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["heartbeat.json"]
 
 
+@pytest.mark.shows("W7")
 def test_the_heartbeat_stays_in_the_folder_of_its_own_run(tmp_path, monkeypatch):
     monkeypatch.setattr(runtime, "RUNS", tmp_path)
     monkeypatch.setenv("LAUNCHPROOF_UNIT", "x.service")
@@ -158,6 +167,7 @@ def test_the_heartbeat_stays_in_the_folder_of_its_own_run(tmp_path, monkeypatch)
     assert not (tmp_path / "x.service/two/heartbeat.json").exists()
 
 
+@pytest.mark.shows("W6")
 def test_beats_of_many_threads_never_mix_and_the_last_one_says_the_exit_code(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(os, "_exit", lambda _code: None)
     job = Job(tmp_path / "heartbeat.json")
@@ -195,6 +205,20 @@ def test_the_phase_is_warmup_from_loaded_to_the_first_step(tmp_path):
     assert phase() == "run"
 
 
+@pytest.mark.shows("W4")
+@pytest.mark.parametrize(("what", "phase"), [("load", "load"), ("run", "run")])
+def test_a_line_now_and_then_says_that_it_lives(start, what, phase):
+    quick = "from common import runtime; runtime.HEARTBEAT_EVERY_S = runtime.HEARTBEAT_LINE_EVERY_S = 0.05\n"
+    child = start(quick + MINI, what)
+    said = fields(child.until(f"ev=hb phase={phase} ").string)
+    assert (said["last_step"], said["age_s"] == "-") == (("-", True) if what == "load" else ("3", False))
+
+
+def test_the_line_comes_every_ten_seconds():
+    assert runtime.HEARTBEAT_LINE_EVERY_S == 10
+
+
+@pytest.mark.shows("W8")
 def test_a_heartbeat_that_cannot_be_written_is_one_warning(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     job = Job(tmp_path / "file" / "heartbeat.json")
@@ -203,6 +227,7 @@ def test_a_heartbeat_that_cannot_be_written_is_one_warning(tmp_path, capsys):
     assert capsys.readouterr().out.count("heartbeat not written") == 1
 
 
+@pytest.mark.shows("W3")
 def test_steps_print_at_most_once_a_second_unless_forced(capsys):
     job = Job(None)
     assert [job.step(n) for n in range(1, 200)] == [True] + [False] * 198
@@ -211,6 +236,7 @@ def test_steps_print_at_most_once_a_second_unless_forced(capsys):
     assert out.count("ev=ready") == 1 and out.count("ev=step") == 2
 
 
+@pytest.mark.shows("W21")
 def test_a_folder_has_one_user(tmp_path):
     with files.exclusive(tmp_path / "x"), pytest.raises(Fatal) as caught, files.exclusive(tmp_path / "x"):
         pass

@@ -33,6 +33,7 @@ def put(store, number: int, data: bytes | None, size: int | None = None) -> None
     )
 
 
+@pytest.mark.shows("W26")
 def test_only_a_record_with_a_batch_of_its_size_counts(store):
     put(store, 1, b"12345")
     put(store, 2, b"12345", size=6)
@@ -51,6 +52,7 @@ def test_bytes_and_files_come_back(store, tmp_path):
     assert store.sizes("a/") == {"a/b": 7}
 
 
+@pytest.mark.shows("W42")
 def test_a_large_file_goes_in_parts(s3, tmp_path):
     store = stores.S3Store(s3.bucket("bkt"), s3.endpoint)
     (tmp_path / "file").write_bytes(bytes(40 << 20))
@@ -59,6 +61,7 @@ def test_a_large_file_goes_in_parts(s3, tmp_path):
     assert (s3.root / "bkt/data/big").stat().st_size == 40 << 20
 
 
+@pytest.mark.shows("W42")
 def test_a_listing_is_not_cut_off_after_one_page(s3):
     store = stores.S3Store(s3.bucket("bkt"), s3.endpoint)
     folder = s3.root / "bkt/data/x"
@@ -68,6 +71,7 @@ def test_a_listing_is_not_cut_off_after_one_page(s3):
     assert len(store.sizes("x/")) == 1100
 
 
+@pytest.mark.shows("W31")
 def test_dangling_uploads_of_this_shard_alone_are_aborted(s3):
     store = stores.S3Store(s3.bucket("bkt"), s3.endpoint)
     assert store.abort_dangling(f"{SHARD}/") == 0
@@ -78,6 +82,7 @@ def test_dangling_uploads_of_this_shard_alone_are_aborted(s3):
     assert [upload["Key"] for upload in left] == ["data/other/c"]
 
 
+@pytest.mark.shows("W29")
 def test_a_run_id_is_bound_to_its_first_manifest(store):
     stores.agree(store, "run", {"model": "a", "layers": [1]})
     stores.agree(store, "run", {"model": "a", "layers": [1]})
@@ -87,11 +92,13 @@ def test_a_run_id_is_bound_to_its_first_manifest(store):
     assert json.loads(store.get("run/run.json"))["model"] == "a"
 
 
+@pytest.mark.shows("W19")
 def test_a_check_binds_nothing(store):
     stores.agree(store, "run", {"model": "a"}, write=False)
     assert store.get("run/run.json") is None
 
 
+@pytest.mark.shows("W18", "W41")
 @pytest.mark.parametrize(
     ("what", "code", "said"),
     [
@@ -120,6 +127,7 @@ def test_what_no_retry_can_mend_is_a_configuration_error(s3, monkeypatch, tmp_pa
     assert "another-secret" not in str(caught.value)
 
 
+@pytest.mark.shows("W15")
 def test_a_server_that_is_down_is_69_and_may_come_back(s3):
     store = stores.S3Store(s3.bucket("bkt"), s3.endpoint)
     stop(s3.process)

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 from common import store as stores
 
-from tests.support.preloaded import fork, fork_server, moments  # noqa: F401 - fixtures
+from tests.support.preloaded import Forked
 from tests.support.proxy import Proxy
 from tests.support.workload import start_s3, stop
 from tests.unit.workload.test_extract import arguments, everything
@@ -22,10 +22,8 @@ LONG = bool(os.environ.get("LAUNCHPROOF_LONG"))
 
 
 @pytest.fixture(scope="module")
-def whole(fork_server, texts, tmp_path_factory):  # noqa: F811
+def whole(fork_server, texts, tmp_path_factory):
     """What an undisturbed run commits."""
-    from tests.support.preloaded import Forked
-
     folder = tmp_path_factory.mktemp("whole")
     argv = arguments(texts, folder, batch_samples="1")
     child = Forked(fork_server, PROGRAM, argv, {}, folder / "log")
@@ -40,7 +38,7 @@ def assert_whole(store, whole) -> None:
         assert found[name][0].equal(tokens) and found[name][1].equal(states), name
 
 
-def finish(fork, argv, store, whole) -> str:  # noqa: F811
+def finish(fork, argv, store, whole) -> str:
     """Resume without any disturbance; what it printed."""
     child = fork(PROGRAM, *argv)
     assert child.wait() == 0, child.text
@@ -50,7 +48,7 @@ def finish(fork, argv, store, whole) -> str:  # noqa: F811
 
 
 @pytest.mark.shows("W30", "W31")
-def test_killed_at_random_moments_and_resumed(fork, moments, texts, tmp_path, s3, whole):  # noqa: F811
+def test_killed_at_random_moments_and_resumed(fork, moments, texts, tmp_path, s3, whole):
     uri = s3.bucket("bkt")
     store = stores.S3Store(uri, s3.endpoint)
     argv = arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1")
@@ -86,7 +84,7 @@ def test_killed_at_random_moments_and_resumed(fork, moments, texts, tmp_path, s3
 
 @pytest.mark.shows("W36")
 @pytest.mark.parametrize("failures", [3, pytest.param(7, marks=pytest.mark.long, id="a-minute")])
-def test_s3_may_be_away(fork, texts, tmp_path, s3, whole, failures):  # noqa: F811
+def test_s3_may_be_away(fork, texts, tmp_path, s3, whole, failures):
     uri = s3.bucket("bkt")
     child = fork(PROGRAM, *arguments(texts, tmp_path, s3, uri, batch_samples="1"))
     child.until("ev=step step=5 ")
@@ -102,7 +100,7 @@ def test_s3_may_be_away(fork, texts, tmp_path, s3, whole, failures):  # noqa: F8
 
 
 @pytest.mark.shows("W37")
-def test_s3_may_stay_away(fork, texts, tmp_path, s3, whole):  # noqa: F811
+def test_s3_may_stay_away(fork, texts, tmp_path, s3, whole):
     uri = s3.bucket("bkt")
     argv = arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1")
     child = fork(PROGRAM, *argv, "--max-consecutive-errors", "2")
@@ -134,7 +132,7 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.shows("W38")
-def test_a_full_disk_is_75_and_what_was_committed_stays(fork, texts, tmp_path, whole, small_disk):  # noqa: F811
+def test_a_full_disk_is_75_and_what_was_committed_stays(fork, texts, tmp_path, whole, small_disk):
     argv = arguments(texts, tmp_path, resume=True, batch_samples="1", max_consecutive_errors="2")
     filler = small_disk / "filler"
     filler.write_bytes(bytes(3600 << 10))
@@ -149,7 +147,7 @@ def test_a_full_disk_is_75_and_what_was_committed_stays(fork, texts, tmp_path, w
 
 
 @pytest.mark.shows("W39", "W10")
-def test_a_slow_s3_slows_it_down_and_feeds_the_watchdog(fork, texts, tmp_path, s3, whole):  # noqa: F811
+def test_a_slow_s3_slows_it_down_and_feeds_the_watchdog(fork, texts, tmp_path, s3, whole):
     uri = s3.bucket("bkt")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard, Proxy(s3.port, rate=200_000) as slow:
         heard.bind(str(tmp_path / "notify"))
@@ -167,7 +165,7 @@ def test_a_slow_s3_slows_it_down_and_feeds_the_watchdog(fork, texts, tmp_path, s
 
 
 @pytest.mark.shows("W10")
-def test_an_s3_that_is_silent_feeds_nothing(fork, texts, tmp_path, s3):  # noqa: F811
+def test_an_s3_that_is_silent_feeds_nothing(fork, texts, tmp_path, s3):
     uri = s3.bucket("bkt")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard, Proxy(s3.port) as proxy:
         heard.bind(str(tmp_path / "notify"))
@@ -185,7 +183,7 @@ def test_an_s3_that_is_silent_feeds_nothing(fork, texts, tmp_path, s3):  # noqa:
 
 
 @pytest.mark.shows("W40", "W32")
-def test_a_local_file_that_is_cut_off_is_not_committed_and_made_again(fork, texts, tmp_path, s3, whole):  # noqa: F811
+def test_a_local_file_that_is_cut_off_is_not_committed_and_made_again(fork, texts, tmp_path, s3, whole):
     uri = s3.bucket("bkt")
     store = stores.S3Store(uri, s3.endpoint)
     with Proxy(s3.port) as proxy:
@@ -220,7 +218,7 @@ def until(condition, timeout: float = 30):
 
 @pytest.mark.shows("W20", "W33")
 @pytest.mark.parametrize(("line", "phase"), [("ev=start", "load"), ("ev=resume", "warmup|run"), ("step=3 ", "run")])
-def test_sigterm_at_any_phase_ends_clean_and_is_resumed(fork, texts, tmp_path, s3, whole, line, phase):  # noqa: F811
+def test_sigterm_at_any_phase_ends_clean_and_is_resumed(fork, texts, tmp_path, s3, whole, line, phase):
     uri = s3.bucket("bkt")
     argv = arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1")
     child = fork(PROGRAM, *argv)
@@ -236,7 +234,7 @@ def test_sigterm_at_any_phase_ends_clean_and_is_resumed(fork, texts, tmp_path, s
 
 
 @pytest.mark.shows("W33", "W37")
-def test_sigterm_while_s3_is_away_does_not_wait_for_it(fork, texts, tmp_path, s3):  # noqa: F811
+def test_sigterm_while_s3_is_away_does_not_wait_for_it(fork, texts, tmp_path, s3):
     uri = s3.bucket("bkt")
     child = fork(PROGRAM, *arguments(texts, tmp_path, s3, uri, batch_samples="1"))
     child.until("ev=step step=3 ")

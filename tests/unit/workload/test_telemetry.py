@@ -12,6 +12,7 @@ from common.telemetry import Telemetry, visible
 DEVICES = [(0, "GPU-aaaa"), (1, "GPU-bbbb"), (2, "GPU-bbcc")]
 
 
+@pytest.mark.shows("W22")
 @pytest.mark.parametrize(
     ("wanted", "indexes"),
     [
@@ -92,15 +93,18 @@ def make(monkeypatch):
     return build
 
 
+@pytest.mark.shows("W22")
 def test_a_sample_names_each_gpu_and_what_it_cannot_say_is_none(make):
     telemetry, warned = make(FakeNvml(), "GPU-bbbb")
     assert telemetry.sample() == {
         "telemetry": "nvml",
         "gpus": [{"uuid": "GPU-bbbb", "mem_mib": 5, "util": 97, "power_w": 650, "temp_c": None}],
     }
-    assert telemetry.line() == {"gpu_util": "97", "gpu_mem_mib": "5"} and warned == []
+    line = {"gpu_util": "97", "gpu_mem_mib": "5", "gpu_power_w": "650", "gpu_temp_c": "-"}
+    assert telemetry.line() == line and warned == []
 
 
+@pytest.mark.shows("W23")
 @pytest.mark.parametrize(
     ("module", "devices", "why"),
     [(None, None, "not installed"), (FakeNvml(init=False), None, "Driver Not Loaded"), (FakeNvml(), "", "no GPU")],
@@ -112,6 +116,7 @@ def test_off_is_one_warning_with_the_reason(make, module, devices, why):
     assert len(warned) == 1 and why in warned[0][0] and warned[0][1] == {"telemetry": "off"}
 
 
+@pytest.mark.shows("W24")
 def test_a_failure_midway_turns_it_off_once(make):
     module = FakeNvml()
     telemetry, warned = make(module)

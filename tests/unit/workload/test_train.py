@@ -5,6 +5,7 @@
 
 import json
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ def test_features_are_those_that_dflash_takes_at_inference(target):
     torch.testing.assert_close(item.features, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.shows("W53")
 def test_a_block_is_its_anchor_and_masks_and_predicts_what_follows(target):
     made = blocks(target)
     for row, item in enumerate(items(target)):
@@ -69,6 +71,7 @@ def test_every_block_predicts_something_even_in_the_shortest_sample(target):
     assert ((made.labels != -100).view(5, 4).sum(1) == 1).all()
 
 
+@pytest.mark.shows("W53")
 def test_a_block_cannot_see_features_from_its_anchor_on(target):
     """A drafter that could would look at the answer: its loss would fall and its drafts be worthless."""
     made = blocks(target)
@@ -90,6 +93,7 @@ def test_a_block_cannot_see_features_from_its_anchor_on(target):
             assert (seen[1 - row] == 0).all(), "another sample's"
 
 
+@pytest.mark.shows("W58")
 def test_the_loss_falls(here, texts, tmp_path, monkeypatch):
     monkeypatch.setattr("common.runtime.STEP_LINE_EVERY_S", 0.0)
     fields, output = here(program, arguments(texts, tmp_path, max_steps=120))
@@ -100,6 +104,7 @@ def test_the_loss_falls(here, texts, tmp_path, monkeypatch):
     assert " ev=step step=120 loss=" in output.getvalue()
 
 
+@pytest.mark.shows("W59")
 def test_a_checkpoint_is_a_dflash_drafter(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path))
     model = DFlashDraftModel.from_pretrained(tmp_path / "latest")
@@ -110,6 +115,7 @@ def test_a_checkpoint_is_a_dflash_drafter(here, texts, tmp_path):
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.shows("W61")
 def test_resume_goes_on_and_a_finished_training_stays_finished(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path, max_steps=4))
     before = checkpoint.load_file(tmp_path / "latest/model.safetensors")
@@ -121,6 +127,7 @@ def test_resume_goes_on_and_a_finished_training_stays_finished(here, texts, tmp_
     assert fields["already"] == 1 and "ev=ready" in output.getvalue()
 
 
+@pytest.mark.shows("W60")
 def test_an_unfinished_checkpoint_is_never_resumed_from(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path, max_steps=3))
     unfinished = tmp_path / "step-00000009.tmp"
@@ -134,6 +141,7 @@ def test_an_unfinished_checkpoint_is_never_resumed_from(here, texts, tmp_path):
     assert caught.value.code == 78
 
 
+@pytest.mark.shows("W62")
 def test_a_checkpoint_of_something_else_is_78(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path, max_steps=2))
     with pytest.raises(Fatal) as caught:
@@ -141,6 +149,7 @@ def test_a_checkpoint_of_something_else_is_78(here, texts, tmp_path):
     assert caught.value.code == 78 and "block_size" in str(caught.value)
 
 
+@pytest.mark.shows("W62")
 def test_checkpoints_are_not_written_over_unasked(here, texts, tmp_path):
     here(program, arguments(texts, tmp_path, max_steps=2))
     with pytest.raises(Fatal) as caught:
@@ -148,6 +157,7 @@ def test_checkpoints_are_not_written_over_unasked(here, texts, tmp_path):
     assert caught.value.code == 78
 
 
+@pytest.mark.shows("W65")
 def test_only_the_newest_checkpoints_stay_and_nothing_else_goes(here, texts, tmp_path):
     (tmp_path / "step-notes").write_text("mine")
     here(program, arguments(texts, tmp_path, max_steps=9, ckpt_every=2, ckpt_keep=2))
@@ -155,6 +165,7 @@ def test_only_the_newest_checkpoints_stay_and_nothing_else_goes(here, texts, tmp
     assert (tmp_path / "latest").resolve().name == "step-00000009"
 
 
+@pytest.mark.shows("W60")
 def test_a_kill_between_rename_and_latest_resumes_from_the_one_before(here, texts, tmp_path, monkeypatch):
     here(program, arguments(texts, tmp_path, max_steps=2))
     real = checkpoint.Path.symlink_to
@@ -167,8 +178,9 @@ def test_a_kill_between_rename_and_latest_resumes_from_the_one_before(here, text
     assert "ev=resume step=2" in output.getvalue() and fields["step"] == 4
 
 
-def test_sigterm_saves_the_step_it_was_at(start, texts, tmp_path):
-    child = start("train_dflash_pipeline.py", *arguments(texts, tmp_path, max_steps=0))
+@pytest.mark.shows("W63")
+def test_sigterm_saves_the_step_it_was_at(fork, texts, tmp_path):
+    child = fork("train_dflash_pipeline.py", *arguments(texts, tmp_path, max_steps=0))
     child.until("ev=step step=")
     child.process.send_signal(signal.SIGTERM)
     assert child.wait() == 0, child.text
@@ -177,6 +189,7 @@ def test_sigterm_saves_the_step_it_was_at(start, texts, tmp_path):
     assert json.loads((tmp_path / "latest/state.json").read_text())["step"] == step > 0
 
 
+@pytest.mark.shows("W16")
 @pytest.mark.parametrize("where", ["target", "drafter"])
 def test_a_threads_exception_ends_the_process(here, texts, tmp_path, monkeypatch, where):
     def broken(*_args, **_kwargs):
@@ -190,6 +203,7 @@ def test_a_threads_exception_ends_the_process(here, texts, tmp_path, monkeypatch
         here(program, arguments(texts, tmp_path))
 
 
+@pytest.mark.shows("W52")
 def test_several_drafters_step_as_one_with_the_mean_gradient(target):
     torch.manual_seed(0)
     one, two = drafter.build(target, 4, MASK), drafter.build(target, 4, MASK)
@@ -210,10 +224,14 @@ def test_several_drafters_step_as_one_with_the_mean_gradient(target):
     assert all(parameter.grad is None for parameter in two.parameters())
 
 
+@pytest.mark.shows("W66")
 def test_profile_lines_come_every_interval(here, texts, tmp_path, monkeypatch):
     monkeypatch.setenv("DFLASH_PROFILE_INTERVAL", "4")
     _fields, output = here(program, arguments(texts, tmp_path, max_steps=9))
-    assert output.getvalue().count("ev=profile step_ms=") == 2
+    profiles = [line for line in output.getvalue().splitlines() if " ev=profile " in line]
+    assert len(profiles) == 2
+    for name in ("step_ms", "wait_ms", "put_wait_s", "drawn", "caps", "rss_mib"):
+        assert f" {name}=" in profiles[0]
 
 
 def test_a_profile_interval_that_is_no_number_is_78(here, texts, tmp_path, monkeypatch):
@@ -223,11 +241,36 @@ def test_a_profile_interval_that_is_no_number_is_78(here, texts, tmp_path, monke
     assert caught.value.code == 78 and "often" in str(caught.value) and not (tmp_path / "c").exists()
 
 
-def test_the_textfile_is_prometheus(here, texts, tmp_path):
-    here(program, arguments(texts, tmp_path, metrics="textfile"))
-    assert "dflash_training_step 10\n" in (tmp_path / "metrics.prom").read_text()
+@pytest.mark.shows("W48")
+def test_metrics_are_json_lines_and_prometheus_textfile(here, texts, tmp_path):
+    here(program, arguments(texts, tmp_path, metrics="jsonl,textfile", bucket_edges="20,40"))
+    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert record["step"] == 10 and sum(record["bucket_drawn"]) == 40 and len(record["bucket_depth"]) == 3
+    assert sum(record["bucket_depth"]) == record["queue_depth"] and record["get_wait_seconds"] > 0
+    lines = dict(line.split(" ") for line in (tmp_path / "metrics.prom").read_text().splitlines())
+    assert lines["dflash_training_step"] == "10"
+    drawn = [int(lines[f'dflash_training_bucket_drawn{{bucket="{n}"}}']) for n in range(3)]
+    assert drawn == record["bucket_drawn"]
+    assert {"dflash_training_put_wait_seconds", "dflash_training_loss", "dflash_training_lr"} < set(lines)
 
 
+@pytest.mark.shows("W48")
+def test_a_wandb_run_is_offline(here, texts, tmp_path, monkeypatch):
+    logged = []
+
+    def init(project, dir):
+        assert __import__("os").environ["WANDB_MODE"] == "offline"
+        return SimpleNamespace(log=lambda values, step: logged.append((step, values)))
+
+    monkeypatch.setitem(__import__("sys").modules, "wandb", SimpleNamespace(init=init))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    here(program, arguments(texts, tmp_path, metrics="wandb"))
+    step, values = logged[-1]
+    assert step == 10 and values["loss"] > 0 and "bucket_drawn/0" in values
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.shows("W13", "W15", "W18")
 @pytest.mark.parametrize(
     ("options", "code"),
     [({"min_ready": 30}, 64), ({"mask_token_id": 99999}, 78), ({"metrics": "wandb"}, 78), ({"target_gpus": "99"}, 69)],
@@ -240,6 +283,7 @@ def test_what_cannot_work_is_said_before_a_checkpoint_exists(here, texts, tmp_pa
     assert not list((tmp_path / "c").glob("step-*"))
 
 
+@pytest.mark.shows("W13")
 @pytest.mark.parametrize(
     "bad", [["--target-gpus", "0,0"], ["--metrics", "paper"], ["--bucket-edges", "x"], ["--max-steps", "-1"]]
 )
