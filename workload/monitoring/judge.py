@@ -151,9 +151,9 @@ class Judge:
         devices: dict[str, Any] = {}
         for unit in units:
             if unit.ended is None:
-                devices |= {str(gpu["uuid"]): gpu for gpu in unit.gpus if "uuid" in gpu}
+                devices |= {gpu["uuid"]: gpu for gpu in unit.gpus}
         for uuid, gpu in devices.items():
-            if isinstance(gpu.get("util"), (int, float)):
+            if gpu["util"] is not None:
                 self.gpus.setdefault(uuid, Series()).add(now, gpu["util"])
         # A device that nobody reports any more is not on the page; its series ends with it.
         self.gpus = {uuid: series for uuid, series in self.gpus.items() if uuid in devices}

@@ -226,14 +226,12 @@ def _gpus(status: Status) -> str:
     devices: dict[str, dict] = {}
     for unit, _state in status.units:
         for gpu in unit.gpus if unit.ended is None else ():
-            uuid = str(gpu.get("uuid"))
-            users.setdefault(uuid, []).append(unit.unit)
-            devices[uuid] = gpu
+            users.setdefault(gpu["uuid"], []).append(unit.unit)
+            devices[gpu["uuid"]] = gpu
     rows = []
     for uuid, gpu in sorted(devices.items()):
         series = status.gpus.get(uuid)
-        util = gpu.get("util")
-        power, heat, memory = (gpu.get(name) for name in ("power_w", "temp_c", "mem_mib"))
+        util, memory, power, heat = (gpu[name] for name in ("util", "mem_mib", "power_w", "temp_c"))
         facts = [
             fact("Use", unknown() if util is None else f"{util:g} %"),
             fact("Memory", unknown() if memory is None else f"{memory / 1024:.1f} GiB"),

@@ -200,7 +200,6 @@ class Reader:
     def _beat(self, key: tuple[str, str], beat: dict[str, Any], now: float) -> dict[str, Any]:
         age = self._ages.age((*key, "beat"), beat["time"], now - beat["time"])
         step_age = number(beat.get("step_age_s"))
-        gpus = beat.get("gpus")
         return {
             "phase": text(beat.get("phase")),
             "step": number(beat.get("step")),
@@ -209,7 +208,7 @@ class Reader:
             "gone": age > CERTIFICATE_WITHIN_S and process_gone(beat.get("pid")),
             "telemetry": text(beat.get("telemetry")),
             "shard": text(beat.get("shard")),
-            "gpus": [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else [],
+            "gpus": _gpus(beat.get("gpus")),
         }
 
     def _log(self, key: tuple[str, str], path: Path, progress: dict[str, Any], now: float) -> dict[str, Any]:
@@ -223,6 +222,14 @@ class Reader:
         quiet = self._ages.age((*key, "beat"), status.st_size, now - status.st_mtime)
         age = None if step is None else self._ages.age((*key, "step"), step, now - status.st_mtime)
         return {"step": step, "step_age_s": age, "log_age_s": quiet if status.st_size else None}
+
+
+def _gpus(found: Any) -> list[dict[str, Any]]:
+    """The devices of a heartbeat: those with a UUID, and of each the numbers that are some; at most 64."""
+    devices = [gpu for gpu in found if isinstance(gpu, dict)] if isinstance(found, list) else []
+    devices = [gpu for gpu in devices if isinstance(gpu.get("uuid"), str)]
+    names = ("util", "mem_mib", "power_w", "temp_c")
+    return [{"uuid": text(gpu["uuid"]), **{name: number(gpu.get(name)) for name in names}} for gpu in devices[:64]]
 
 
 def _end(end: dict[str, Any], beat: dict[str, Any], now: float) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from common import store as stores
 from common.runtime import Fatal
 from hypothesis import given
 from hypothesis import strategies as st
-from monitoring import judge, metrics, objects, page
+from monitoring import judge, metrics, objects, page, units
 from monitoring.chart import chart
 from monitoring.history import POINTS, Ages, Series
 from monitoring.judge import Judge, Limits, State
@@ -349,7 +349,11 @@ def test_a_heartbeat_that_cannot_be_read_is_unknown_with_a_reason(tmp_path, cont
 @given(
     st.dictionaries(
         st.sampled_from(["phase", "step", "step_age_s", "telemetry", "shard", "gpus", "pid", "exit_code"]),
-        st.recursive(st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner), max_leaves=4),
+        st.recursive(
+            st.none() | st.booleans() | st.floats() | st.text(),
+            lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["uuid", "util", "mem_mib"]), inner),
+            max_leaves=6,
+        ),
     )
 )
 def test_no_heartbeat_takes_the_page_down(tmp_path_factory, more):
@@ -503,7 +507,16 @@ def test_a_chart_says_in_words_what_it_shows():
 @pytest.mark.shows("W74")
 def test_gpus_are_charted_by_device_while_somebody_reports_them():
     judging = Judge(LIMITS)
-    busy = Unit("a", beat_age_s=1, gpus=[{"uuid": "GPU-1", "util": 90}, {"uuid": "GPU-2", "util": None}, {"util": 3}])
+    found = [
+        {"uuid": "GPU-1", "util": 90},
+        {"uuid": "GPU-2"},
+        {"util": 3},
+        {"uuid": "GPU-3", "util": "x"},
+        {"uuid": None},
+        7,
+    ]
+    busy = Unit("a", beat_age_s=1, gpus=units._gpus(found))
+    assert [gpu["uuid"] for gpu in busy.gpus] == ["GPU-1", "GPU-2", "GPU-3"]
     judging.units([busy], 1.0)
     judging.units([busy], 2.0)
     assert judging.gpus == {"GPU-1": Series([1.0, 2.0], [90, 90])}
