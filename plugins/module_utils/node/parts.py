@@ -239,6 +239,9 @@ class Files:
             f"AuthorizedKeysFile {folder}/authorized_keys\nPidFile none\nUsePAM no\nPermitRootLogin prohibit-password\n"
             "AllowUsers root\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPrintMotd no\n"
             "AcceptEnv LANG LC_*\nSubsystem sftp internal-sftp\n"
+            # The node's root is this machine's. bash reads ~/.bashrc for each command over ssh unless it runs in another
+            # shell, and what a developer's does (a tenth of a second of pyenv, a greeting) is nothing of a node's.
+            "SetEnv SHLVL=1\n"
         )
 
     def _make_certificate(self):
