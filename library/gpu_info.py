@@ -61,7 +61,7 @@ missing:
 nvidia_modprobe:
   description: Path of the driver's own program that makes them, null where it is not installed.
   returned: success
-  type: path
+  type: str
   sample: /usr/bin/nvidia-modprobe
 """
 
