@@ -718,13 +718,13 @@ def gpu_not_engaged(v: View) -> Finding | None:
     if not v.alive or not v.gpu_missing or gpu is None:
         return None
     detail = gpu.reason or "context_without_memory"
-    fixes = {
+    fix = {
         "no_device": "give the container its /dev/nvidia* devices (driver and container must match)",
         "opened_only": "it opened the driver and made no context: look for a fall-back to the CPU",
         "context_without_memory": f"its memory there is below {v.spec.gpu.memory_floor} bytes: look for a fall-back to the CPU",
         "wrong_gpu": f"it runs on {', '.join(gpu.found)}: set CUDA_VISIBLE_DEVICES to the UUIDs",
-    }
-    cause = "; ".join((*gpu.why[:1], *gpu.others[:1], fixes.get(detail, detail)))
+    }.get(detail, detail)
+    cause = "; ".join([*gpu.why[:1], *([fix] if detail == "wrong_gpu" or not gpu.why else [])])
     remedy = f"{v.unit} does not use {', '.join(gpu.declared) or 'a GPU'}: {cause}"
     evidence = {
         "detail": detail,

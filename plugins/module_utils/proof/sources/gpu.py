@@ -26,6 +26,9 @@ FRESH = 5.0  # s; a node's view that is older says nothing
 FOREIGN_LEAST = 512 << 20  # bytes in use beyond what is listed that are worth a word; a context takes about as much
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 CUDA_NODE = "nvidia-uvm"  # CUDA opens it, NVML never does: a program that only measures holds the others too
+UVM_FIX = (
+    "load nvidia-uvm on the host (nvidia-modprobe -u -c 0), which no reboot does, and give the container its device"
+)
 GPU_NODE = re.compile(r"nvidia\d+$")
 
 
@@ -89,11 +92,16 @@ def node_problem(name: str, root: str = "", ids: tuple | None = None) -> str | N
         about = os.fstat(descriptor)
         os.close(descriptor)
     except OSError as error:
-        return "/dev/%s cannot be opened: %s" % (name, error.strerror)
+        fix = UVM_FIX if name == CUDA_NODE else "give the container this device, and the unit no less"
+        return "/dev/%s cannot be opened (%s): %s" % (name, error.strerror, fix)
     if ids and ids[0] != 0:
         shift = 6 if about.st_uid == ids[0] else 3 if about.st_gid in ids[1] else 0
         if about.st_mode >> shift & 6 != 6:
-            return "/dev/%s has mode %04o: uid %d may not open it" % (name, about.st_mode & 0o7777, ids[0])
+            return "/dev/%s has mode %04o, so uid %d may not open it: give it mode 0666" % (
+                name,
+                about.st_mode & 0o7777,
+                ids[0],
+            )
     return None
 
 
@@ -214,7 +222,7 @@ class GpuSource:
         self._own = tuple(item.pid for item in processes if item.alive and item.pid not in left)
         self._older = tuple(sorted(left))
         self.nvml = shared_nvml()
-        self._memory, self._from_node = {}, False
+        self._memory, self._listed, self._used, self._from_node = {}, {}, {}, False
         if self.nvml.error is None:
             self._ask_nvml()
         self._held = self._opened() if not self._memory else Opened(frozenset(), False)
@@ -293,22 +301,25 @@ class GpuSource:
         return joined and uuid not in self._failed and self._memory.get(uuid, 0) is not None
 
     def _causes(self, declared: tuple, held: Opened) -> tuple:
-        """What can be found wrong, in words, the most telling first."""
-        causes = [self.nvml.error] if self.nvml.error else list(self.nvml.problems)
-        causes += ["%s: %s" % item for item in self._failed.items()]
+        """What can be found wrong and what to do about it, in words, the most telling first."""
+        causes = ["%s: end it first (systemctl kill --kill-whom=all)" % text for text in self._left(declared)]
+        if self.nvml.error:
+            causes.append("%s: give the container the driver libraries of its host's version" % self.nvml.error)
+        causes += [*self.nvml.problems, *("%s: %s" % item for item in self._failed.items())]
         main = self._own[0] if self._own else None
-        if main is not None:
-            given = visible_devices(main)
-            if given is not None and given != (self.visible if self.visible is not None else given):
-                causes.append(
-                    "pid %d was given CUDA_VISIBLE_DEVICES='%s', where '%s' is declared" % (main, given, self.visible)
-                )
-        if self.visible == "":
-            causes.append("CUDA_VISIBLE_DEVICES is empty")
+        given = None if main is None else visible_devices(main)
+        if given is not None and self.visible is not None and given != self.visible:
+            causes.append(
+                "pid %d was given CUDA_VISIBLE_DEVICES='%s' where '%s' is declared: look at what starts the program"
+                % (main, given, self.visible)
+            )
+        elif self.visible == "":
+            causes.append("CUDA_VISIBLE_DEVICES is declared empty: name the GPUs")
         if self.nvml.error is None:
             have = ", ".join(self.nvml.devices) or "none"
             causes += [
-                "NVML has no GPU %s here, it has %s" % (word, have)
+                "NVML has no GPU %s here, it has %s: correct the declaration, or give the container that GPU"
+                % (word, have)
                 for word in declared
                 if word not in self.nvml.devices
             ]
@@ -317,30 +328,40 @@ class GpuSource:
             names = ["nvidiactl", *("nvidia%d" % minor for minor in sorted(minors - {None})), CUDA_NODE]
             root, ids = "/proc/%d/root" % main, process_ids(main)
             causes += filter(None, (node_problem(name, root, ids) for name in names if name not in held.nodes))
-            if held.nodes and CUDA_NODE not in held.nodes:
+            if held.nodes:
                 causes.append(
-                    "it holds %s open, as a program does that asks NVML alone" % ", ".join(sorted(held.nodes))
+                    "it holds %s open and makes no context: it only asks NVML, or CUDA gave up; look for a fall-back to the CPU"
+                    % ", ".join(sorted(held.nodes))
                 )
-            elif not held.nodes:
-                causes.append("it holds no device of the driver open")
+            else:
+                causes.append(
+                    "it holds no device of the driver open: look for a fall-back to the CPU, or a torch without CUDA"
+                )
         return tuple(dict.fromkeys(causes))
+
+    def _left(self, declared: tuple) -> list:
+        """The workers of earlier runs that still have memory of the declared GPUs, in words."""
+        return [
+            "pid %d of an earlier run of the unit holds %s of %s" % (pid, mib(size), uuid)
+            for uuid in declared
+            for pid, size in self._listed.get(uuid, {}).items()
+            if self.pids != "host" and pid in self._older
+        ]
 
     def _others(self, declared: tuple) -> tuple:
         """Who else has memory of the declared GPUs, in words: an earlier run's worker, a neighbour, somebody outside."""
-        found = []
+        found = self._left(declared)
+        if self.pids == "host":
+            return ()
         for uuid in declared:
-            listed = self._listed.get(uuid)
-            if self.nvml.error or listed is None:
-                continue
-            hidden = self._used.get(uuid, 0)
+            listed = self._listed.get(uuid, {})
+            hidden = self._used.get(uuid, 0) - sum(size or 0 for size in listed.values())
             for pid, size in listed.items():
-                hidden -= size or 0
-                if self.pids != "host" and pid not in self._own:
-                    whose = (
-                        "of an earlier run of the unit" if pid in self._older else process.unit_of(pid) or "of no unit"
+                if pid not in self._own and pid not in self._older:
+                    found.append(
+                        "pid %d (%s) holds %s of %s" % (pid, process.unit_of(pid) or "of no unit", mib(size), uuid)
                     )
-                    found.append("pid %d (%s) holds %s of %s" % (pid, whose, mib(size), uuid))
-            if hidden >= FOREIGN_LEAST and self.pids != "host":
+            if uuid in self._listed and None not in listed.values() and hidden >= FOREIGN_LEAST:
                 found.append("%s of %s are in use by processes that cannot be seen from here" % (mib(hidden), uuid))
         return tuple(found)
 
