@@ -29,7 +29,9 @@ systemctl() {  # a question is asked again while systemd re-executes itself, whi
 }"; return $rc
 }
 prop() { systemctl show -P "$1" "$UNIT"; }
-died_with() { [ "$(prop ExecMainStatus)" = "$1" ] || prop ExecStartPre | grep -q "status=$1 "; }
+died_with() {
+  [ "$(prop ExecMainStatus)" = "$1" ] || prop ExecStartPre | grep -q "status=$1 " || journalctl -q -u $UNIT | grep -q "status=$1/"
+}
 restarted() { [ "$(prop NRestarts)" -ge "$1" ]; }
 until_ok() {
   for _ in $(seq 300); do if "$@" >/dev/null 2>&1; then return 0; fi; sleep 0.05; done
@@ -157,8 +159,9 @@ def deliver(container: Container, cases: Iterable[Case]) -> None:
         container.write(f"{folder}/proof.json", json.dumps(proof(case)))
         if case.program:
             container.write(f"{folder}/run", case.program, 0o755)
-        if text := unit_text(case):
-            container.write(f"/etc/systemd/system/{case.unit_name}", text)
+        for name, text in {case.unit_name: unit_text(case), **case.units}.items():
+            if text:
+                container.write(f"/etc/systemd/system/{name}", text)
         if case.style == "job":
             container.write(f"/etc/launchproof/jobs/{case.unit_name}.json", json.dumps(job_file(case)))
             container.write(f"{RUNS}/{case.unit_name}/none/log", "")
@@ -208,7 +211,7 @@ until_ok session_armed
             during = armed + case.during
         with ThreadPoolExecutor(1) as beside:
             doing = beside.submit(shell, container, case, during, check=False)
-            proved = container.run(*command(case), check=False, timeout=case.timeout + 20)
+            proved = container.run(*command(case), check=False, timeout=case.timeout + 60)
             acted = doing.result()
         try:
             row = json.loads(proved.stdout)

@@ -341,6 +341,8 @@ class View:
         mains = [
             process.started_at for process in self.processes or () if process.main or process.pid == self.state.main_pid
         ]
+        if self.stranger is not None:
+            mains = [min((p.started_at for p in self.processes if p.alive and p is not self.stranger), default=0.0)]
         return max([self.began, *mains]) + self.spec.process.stable_for
 
     # --- what a success needs
@@ -431,8 +433,14 @@ class View:
 
     @cached_property
     def objects_deadline(self) -> float:
-        """When objects are due, CLOCK_BOOTTIME s; of an older run nobody knows what was there before it, so they count from now on."""
+        """When objects are due, CLOCK_BOOTTIME s.
+
+        Their time begins with the work: loading may take as long as the first progress may. Of an older run nobody knows
+        what was there before it, so they count from now on.
+        """
         began = max(self.began, self.baseline.taken_at) if self.baseline.observed else self.began
+        if self.progress is not None:
+            began = max(began, self.progress.first_at)
         return began + self.spec.objects.within if self.spec.objects else float("inf")
 
     @property
