@@ -184,7 +184,9 @@ class UnitWatch:
         self.baseline = baseline
         self._oom_before = self._oom_now = known(baseline.oom_kills, 0)
         if self.objects_source:
-            self.objects_source.count()
+            now_there = self.objects_source.count()
+            if baseline.objects is None:  # the one before had none yet
+                self.baseline = replace(baseline, objects=now_there)
         self._attach(self.state if isinstance(self.state, UnitState) else UnitState(), now)
 
     def _attach(self, state: UnitState, now: float) -> None:
@@ -816,6 +818,9 @@ class UnitWatch:
         if self._journal is NOT_READ and self._worth_journal():
             found = systemd.journal(self.unit, self.run_id or "")
             self._journal = found if isinstance(found, Unknown) else tuple(map(self.redact, found))
+        if self.objects_source and self.baseline.objects == NOT_READ and self.objects_source.good is not None:
+            # What came before this answer is not counted: that errs on the strict side.
+            self.baseline = replace(self.baseline, objects=self.objects_source.good)
         base = self.baseline
         strays = self._processes
         if isinstance(strays, tuple):

@@ -103,7 +103,8 @@ class ObjectsSpec:
     """Where objects must grow: an s3:// prefix, or a folder."""
 
     uri: str
-    # The number must have risen by min_new against the baseline within this time, s since the start.
+    # The number must have risen by min_new against the baseline within this time, s since the first progress where progress
+    # is declared, else since the start.
     within: float = 600.0
     min_new: int = 1
 
@@ -175,7 +176,7 @@ class Spec:
         if self.gpu:
             ends.append(self.gpu_within)
         if self.objects:
-            ends.append(self.objects.within)
+            ends.append(self.objects.within + (self.deadlines.first_progress if self.progress else 0.0))
         if self.heartbeat:
             ends.append(self.deadlines.first_progress)
         return self.deadlines.start + max(ends) + 1.0

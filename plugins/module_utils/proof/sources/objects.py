@@ -21,7 +21,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.e
 
 S3_EVERY = 2.0  # s between listings: S3 tells nobody when something is stored
 S3_TIMEOUT = 10.0  # s for one request
-PATIENCE = 15.0  # s of failed listings that may be a server's restart
+PATIENCE = 30.0  # s of failed listings that may be a server's restart, or a machine that has much to do
 BASELINE_PATIENCE, BASELINE_PAUSE = 3.0, 0.3  # the same before the start, where nothing else can go on meanwhile
 
 
@@ -61,8 +61,8 @@ def sign(method: str, host: str, path: str, query: str, environ: dict, now: date
     return headers
 
 
-def s3_count(uri: str, environ: dict) -> int:
-    """Number of objects below C(s3://bucket/prefix). Raises ListError.
+def s3_count(uri: str, environ: dict, timeout: float = S3_TIMEOUT) -> int:
+    """Number of objects below C(s3://bucket/prefix), I(timeout) s for each request. Raises ListError.
 
     Endpoint, keys, region and CA come from the job's own AWS_* variables: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL,
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION, AWS_CA_BUNDLE.
@@ -82,9 +82,9 @@ def s3_count(uri: str, environ: dict) -> int:
     count, token = 0, None
     if parts.scheme == "https":
         context = ssl.create_default_context(cafile=environ.get("AWS_CA_BUNDLE") or None)
-        connection = http.client.HTTPSConnection(parts.netloc, timeout=S3_TIMEOUT, context=context)
+        connection = http.client.HTTPSConnection(parts.netloc, timeout=timeout, context=context)
     else:
-        connection = http.client.HTTPConnection(parts.netloc, timeout=S3_TIMEOUT)
+        connection = http.client.HTTPConnection(parts.netloc, timeout=timeout)
     try:
         while True:
             values = {"list-type": "2", "prefix": prefix}
@@ -129,14 +129,15 @@ class ObjectsSource:
     def __init__(self, spec, environ: dict, loop, touch):
         self.spec, self.environ, self.loop, self.touch = spec, environ, loop, touch
         self._remote = spec.uri.startswith("s3://")
-        self._last = self._grew_at = self._failing_since = self._good = None
+        self.good = None  # the last number that was read
+        self._last = self._grew_at = self._failing_since = None
         self._key = self._thread = None
         self._stop = threading.Event()
         self._reading, self._writing = None, None
 
-    def _list(self) -> int | Unknown:
+    def _list(self, timeout: float = S3_TIMEOUT) -> int | Unknown:
         try:
-            found = s3_count(self.spec.uri, self.environ) if self._remote else folder_count(self.spec.uri)
+            found = s3_count(self.spec.uri, self.environ, timeout) if self._remote else folder_count(self.spec.uri)
         except ListError as error:
             self._failing_since = (
                 ledger.boottime() - PATIENCE if error.lasting else self._failing_since or ledger.boottime()
@@ -146,12 +147,15 @@ class ObjectsSource:
         return found
 
     def count(self) -> int | Unknown:
-        """Count now, as the baseline, and begin to follow."""
+        """Count now, as the baseline, and begin to follow.
+
+        NOT_READ where the server may still answer: the start does not wait for it, and C(good) is the baseline once it has.
+        """
         end = ledger.boottime() + BASELINE_PATIENCE
-        first = self._list()
+        first = self._list(BASELINE_PATIENCE)
         while isinstance(first, Unknown) and ledger.boottime() < min(end, self._failing_since + PATIENCE):
             time.sleep(BASELINE_PAUSE)
-            first = self._list()
+            first = self._list(BASELINE_PATIENCE)
         self._take(first)
         if self._remote:
             self._reading, self._writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -160,7 +164,11 @@ class ObjectsSource:
             self._thread.start()
         else:
             self._key = self.loop.watch(self.spec.uri, NAMES, lambda _mask, _name: self._take(self._list()))
-        return first
+        return NOT_READ if isinstance(first, Unknown) and not self._lost() else first
+
+    def _lost(self) -> bool:
+        """Whether listing has failed for so long, or in such a way, that no answer is to be expected."""
+        return self._failing_since is not None and ledger.boottime() - self._failing_since >= PATIENCE
 
     def _run(self) -> None:
         while not self._stop.wait(S3_EVERY):
@@ -181,7 +189,7 @@ class ObjectsSource:
                 self._grew_at = ledger.boottime()
             self.touch()
         if isinstance(found, int):
-            self._good = found
+            self.good = found
         self._last = found
 
     def facts(self) -> Objects | Unknown:
@@ -189,11 +197,11 @@ class ObjectsSource:
             self._take(self._list())  # the folder came later, or lies where inotify does not reach
             self._key = self.loop.watch(self.spec.uri, NAMES, lambda _mask, _name: self._take(self._list()))
         if isinstance(self._last, Unknown):
-            if self._failing_since is None or ledger.boottime() - self._failing_since >= PATIENCE:
+            if self._lost():
                 return self._last
-            if self._good is None:
+            if self.good is None:
                 return NOT_READ
-        return Objects(uri=self.spec.uri, count=self._good or 0, grew_at=self._grew_at)
+        return Objects(uri=self.spec.uri, count=self.good or 0, grew_at=self._grew_at)
 
     def close(self) -> None:
         self._stop.set()

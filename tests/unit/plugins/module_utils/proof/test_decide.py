@@ -745,7 +745,7 @@ CASES = [
     Case(
         "no-uploads",
         "uploads_stalled",
-        15.5,
+        16.5,  # 15 s after the first progress
         {"log": log(progress=progress()), "objects": f.Objects("s3://b/p", 5)},
         {"progress": STEP, "objects": {"uri": "s3://b/p", "within": 15}},
         replace(BEFORE, objects=5),

@@ -13,7 +13,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Unknown
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import NOT_READ, Unknown
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import events, gpu, objects, process
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.cgroup import Groups
 
@@ -241,6 +241,17 @@ def test_a_server_that_is_just_restarting_is_asked_again(s3, loop):
     assert source.facts().count == 3, "the last number holds while the server may be coming back"
     source._failing_since -= objects.PATIENCE
     assert "503" in source.facts().why
+    source.close()
+
+
+def test_a_start_does_not_wait_for_a_server_that_does_not_answer_now(s3, loop, monkeypatch):
+    monkeypatch.setattr(objects, "BASELINE_PATIENCE", 0.2)
+    s3.first = [503] * 100
+    source = objects.ObjectsSource(type("Spec", (), {"uri": "s3://bucket/x"}), environ(s3), loop, lambda: None)
+    assert source.count() == NOT_READ and source.good is None and source.facts() == NOT_READ
+    s3.first = []
+    source._take(source._list())
+    assert source.good == 3, "the first answer is the baseline then"
     source.close()
 
 
