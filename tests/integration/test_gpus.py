@@ -109,11 +109,11 @@ def test_exactly_the_declared_gpus_reach_the_container_and_its_job(gpu_node, cli
     hosts = {"target": host(node, VMID, ["GPU-aaaa"], launchproof_jobs=[job])}
     # Created with the devices, not only changed to have them: they are there from the first start on.
     without = playbooks(tmp_path, hosts, "preflight", "container")
-    assert devices(VMID) == {"nvidia241": "5", "nvidiactl": "8", "nvidia-uvm": "9"}
     assert without.returncode != 0
     version = standin.VERSION
     for words in ("launchproof_container.gpus is ['GPU-aaaa']", f"runs version {version}", "no libcuda.so.1"):
-        assert words in " ".join(without.stdout.split())
+        assert words in " ".join(without.stdout.split()), without.stdout
+    assert devices(VMID) == {"nvidia241": "5", "nvidiactl": "8", "nvidia-uvm": "9"}
 
     give_driver(VMID, tmp_path / "old", "550.54.14")
     other = playbooks(tmp_path, hosts, "container")
