@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -16,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.support import pve
+from tests.support.kill import kill_with_children
 
 pytestmark = [pytest.mark.container, pytest.mark.usefixtures("local_node")]
 
-VMID = 961
+VMID = 921
 
 
 @pytest.fixture
@@ -96,15 +96,33 @@ def test_a_container_that_is_not_ours_keeps_its_configuration_to_the_byte(client
     )
     before, log = pve.configuration(VMID), pve.AccessLog(VMID)
     try:
-        for arguments in ({}, {"tasks_from": "preflight"}, {"tasks_from": "absent"}, {"container_state": "stopped"}):
-            refused = client.role(container, **arguments)
+        tried = [
+            ({}, {}),
+            ({}, {"tasks_from": "preflight"}),
+            ({}, {"tasks_from": "absent"}),
+            ({}, {"container_state": "stopped"}),
+            ({"disk_gib": 3, "memory": 300, "networks": []}, {}),
+        ]
+        for changed, arguments in tried:
+            refused = client.role({**container, **changed}, **arguments)
             assert refused.returncode != 0
-            assert "launchproof_container.vmid is 961" in refused.stdout
+            assert f"launchproof_container.vmid is {VMID}" in refused.stdout
             assert "precious" in refused.stdout
         assert log.changes() == []
         assert pve.configuration(VMID) == before
     finally:
         subprocess.run(["pvesh", "set", path, "-tags", "launchproof"], check=True, stdin=subprocess.DEVNULL)
+
+
+def test_the_node_itself_is_an_identity_over_ssh(client, container):
+    """No token, no password: pvesh on the node makes it, with a root-only key, and removes it."""
+    node = {"pve_api_via": "node", "pve_api_user": "", "pve_api_token_id": "", "pve_api_token_secret": ""}
+    wanted = {**container, "devices": [{"path": "/dev/full", "mode": "0666"}]}
+    assert client.ensure(wanted, tasks_from="preflight", **node) == {}
+    done = client.ensure(wanted, container_state="present", **node)
+    assert (done["status"], len(done["steps"])) == ("stopped", 1)
+    assert client.ensure(wanted, container_state="present", **node)["changed"] is False
+    assert client.ensure(wanted, tasks_from="absent", **node)["status"] == "absent"
 
 
 @pytest.mark.parametrize(
@@ -124,28 +142,17 @@ def test_a_container_that_is_not_ours_keeps_its_configuration_to_the_byte(client
         ({}, {"pve_api_port": 1}, "pve_api_host"),
         ({}, {"pve_node": "elsewhere"}, "pve_node"),
         ({}, {"pve_api_ca_path": "/etc/ssl/certs/ca-certificates.crt"}, "pve_api_ca_path"),
+        ({}, {"pve_api_ca_path": "", "pve_api_fingerprint": "AB" * 32}, "pve_api_fingerprint"),
+        ({}, {"pve_api_fingerprint": "AB:CD"}, "pve_api_fingerprint"),
+        ({"lxc": {"apparmor.profile": "unconfined"}}, {}, "cannot be declared: raw lxc.* lines"),
     ],
 )
 def test_bad_input_stops_in_preflight_and_nothing_is_sent(client, options, extra, words):
     log = pve.AccessLog(VMID + 1)
     refused = client.role(pve.declared(VMID + 1, **options), tasks_from="preflight", **extra)
     assert refused.returncode != 0
-    assert f"{words} is " in refused.stdout
+    assert (words if " " in words else f"{words} is ") in refused.stdout
     assert log.changes() == []
-
-
-def kill_with_children(pid: int) -> None:
-    """As a machine's power cut would: Ansible's workers have sessions of their own and outlive their parent otherwise."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    doomed = {pid}
-    while more := {child for child, parent in parents.items() if parent in doomed} - doomed:
-        doomed |= more
-    for one in doomed:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(one, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("kill", [kill_with_children, lambda pid: os.kill(pid, signal.SIGKILL)], ids=["all", "parent"])

@@ -93,7 +93,7 @@ KEYS = {
     "entrypoint": _refused("the jobs' units need the container's own init"),
     "env": _refused("whoever may look at the container would read it; give a job its env and secrets"),
     "lock": _refused("Proxmox sets and removes it while it works on the container"),
-    "template": _refused("a template cannot be started; community.proxmox.proxmox makes them"),
+    "template": _refused("a template cannot be started; pct template on the node makes one"),
     "lxc": _ignored("raw lxc.* lines, which the API cannot set"),
     "parent": _ignored("the snapshot it goes back to"),
 }
@@ -110,10 +110,10 @@ CREATION = {
     "ha-managed": _refused(
         "a container with a GPU of one node cannot move; community.proxmox.proxmox_cluster_ha_resources"
     ),
-    "bwlimit": _refused("it limits restores; community.proxmox.proxmox_backup_info and pct restore"),
+    "bwlimit": _refused("it belongs to restores, which are pct restore's"),
     "force": _refused("it overwrites a container"),
-    "restore": _refused("community.proxmox.proxmox restores containers"),
-    "unique": _refused("it belongs to restores"),
+    "restore": _refused("a backup is brought back with pct restore on the node"),
+    "unique": _refused("it belongs to restores, which are pct restore's"),
     "ignore-unpack-errors": _refused("half a template makes half a container"),
 }
 

@@ -191,7 +191,7 @@ def rights_for(
         power=power,
         unprivileged=unprivileged,
         template=container.get("template") if create else None,
-        pool=container.get("pool") if create else None,
+        pool=container.get("pool"),
         # A privileged container is rare, and the version is asked for its sake alone.
         privileged_is_guarded=create and not unprivileged and _major(api) >= 9,
     )
@@ -206,14 +206,18 @@ def missing_rights(api: Api, params: dict, wanted: list[rights.Right]) -> list[P
     who = pve_api.identity(params)
     if who == "root@pam" or not wanted:
         return []
+    # One problem for each command that puts it right.
+    by_grant: dict[str, list[rights.Right]] = {}
+    for right in rights.missing(api.get("access/permissions"), wanted):
+        by_grant.setdefault(right.grant(who), []).append(right)
     return [
         Problem(
             "pve_api_user",
             who,
-            f"{right.lacking()}, needed for {right.because}",
-            f"As root on a node: {right.grant(who)}",
+            f"on {lacking[0].where} it lacks {', '.join(right.words() for right in lacking)}",
+            f"As root on a node: {command}",
         )
-        for right in rights.missing(api.get("access/permissions"), wanted)
+        for command, lacking in by_grant.items()
     ]
 
 

@@ -55,9 +55,14 @@ class Right:
     because: str
     pool: str | None = None
 
-    def lacking(self) -> str:
-        """What an identity without it lacks, in words."""
-        return f"it lacks {' or '.join(self.privileges)} on {self.path}" + (f" or {self.pool}" if self.pool else "")
+    @property
+    def where(self) -> str:
+        """The paths that it can be given on, in words."""
+        return f"{self.path} or {self.pool}" if self.pool else self.path
+
+    def words(self) -> str:
+        """What it is and what it is needed for."""
+        return f"{' or '.join(self.privileges)} for {self.because}"
 
     def grant(self, who: str) -> str:
         """The command that grants it to ``who``, a user or token, through a built-in role.
@@ -111,8 +116,8 @@ def needed(
 ) -> list[Right]:
     """The rights for setting ``changes`` (None removes) on container ``vmid`` through the API.
 
-    Root-only keys are left out: no right gives them. ``pool``: the one that a new container is put into, where rights on
-    the pool do as well; those of a container that is there are in the answer of ``GET /access/permissions`` already.
+    Root-only keys are left out: no right gives them. ``pool``: the one that the container is put into, where rights on the
+    pool do as well.
     ``privileged_is_guarded``: Proxmox VE 9 asks for Sys.Modify on / before it makes a privileged container; 8 does not.
     """
     guest = f"/vms/{vmid}"

@@ -265,6 +265,105 @@ def test_a_change_in_between_is_looked_at_once_more(run, node):
     assert "detected modified configuration" in ensure(run, {"memory": 1024})["msg"]
 
 
+@pytest.mark.parametrize(("path", "because"), [
+    ("/vms/901", "creating container 901"), ("/storage/local-lvm", "rootfs on storage local-lvm"),
+    ("/storage/local", "reading template"), ("/sdn/zones/localnetwork/vmbr0", "net0 on bridge vmbr0"),
+])  # fmt: skip
+def test_a_missing_right_stops_a_creation_before_it_begins(run, node, path, because):
+    node.acl["deploy@pve!t"] = [entry for entry in RIGHTS if entry[0] != path]
+    for state in ("present", "started"):
+        result = ensure(run, state=state)
+        assert because in result["msg"]
+        assert f"pveum acl modify {path} --users 'deploy@pve' --tokens 'deploy@pve!t' --roles PVE" in result["msg"]
+    assert ensure(run, check=True)["failed"] is True
+    assert changes_sent(node) == []
+
+
+def test_rights_on_a_pool_do_for_a_container_that_is_put_into_it(run, node):
+    node.pools["gpu"] = set()
+    node.acl["deploy@pve!t"] = [("/pool/gpu", RIGHTS[0][1]), *RIGHTS[1:]]
+    lacking = ensure(run)
+    assert "on /vms/901 it lacks VM.Allocate for creating container 901, VM.Audit for" in lacking["msg"]
+    assert ensure(run, {"pool": "gpu"}, check=True)["changed"] is True
+    done = ensure(run, {"pool": "gpu"})
+    assert done["status"] == "running"
+    assert node.pools["gpu"] == {901}
+    assert ensure(run, {"pool": "gpu"})["changed"] is False
+    assert ensure(run, {"pool": "gpu", "memory": 2048})["changed"] is True
+    node.acl["deploy@pve!t"][0] = ("/pool/gpu", ["VM.Audit"])
+    lacking = ensure(run, {"pool": "gpu", "memory": 4096})
+    assert "on /vms/901 or /pool/gpu it lacks VM.Config.Memory for memory" in lacking["msg"]
+    assert "pveum acl modify /pool/gpu --users" in lacking["msg"]
+
+
+def test_a_container_that_may_not_be_looked_at(run, node):
+    """A 403 says that there is something; whoever may look at nothing is told which right that takes."""
+    node.add_ct(901, "precious", status="running", config={"tags": "launchproof"})
+    node.acl["deploy@pve!t"] = RIGHTS[1:]
+    for state in ("present", "absent"):
+        result = ensure(run, state=state)
+        assert "VM.Audit" in result["msg"]
+        assert (
+            "pveum acl modify /vms/901 --users 'deploy@pve' --tokens 'deploy@pve!t' --roles PVEVMAdmin" in result["msg"]
+        )
+    assert changes_sent(node) == []
+
+
+def test_a_number_of_a_guest_that_may_not_be_seen_is_taken_all_the_same(run, node):
+    node.add_vm(901, "database")
+    node.acl["deploy@pve!t"] = RIGHTS
+    result = ensure(run)
+    assert result["problems"][0]["variable"] == "container.vmid"
+    assert changes_sent(node) == []
+
+
+def test_the_change_is_tied_to_what_was_seen(run, node, monkeypatch):
+    """Somebody else's change between the look and the change is a conflict, even where the digest is asked for later."""
+    ensure(run)
+    node.requests.clear()
+    usual, looks = node._status, []
+
+    def meanwhile(ct):
+        # The status is read after the configuration.
+        if not looks:
+            ct.config["cpuunits"] = 77
+        looks.append(1)
+        return usual(ct)
+
+    monkeypatch.setattr(node, "_status", meanwhile)
+    assert ensure(run, {"memory": 2048})["changed"] is True
+    assert len(looks) == 3  # before, again, and read back
+    assert len(changes_sent(node)) == 1
+    assert (node.ct(901).config["memory"], node.ct(901).config["cpuunits"]) == (2048, 77)
+
+
+def test_login_is_set_at_creation_and_another_one_later_is_refused(run, node):
+    login = {"ssh_public_keys": ["ssh-ed25519 AAAA me"], "password": "first-pw", "description": "a note"}
+    ensure(run, login)
+    notes = node.ct(901).config["description"]
+    assert notes.startswith("a note\n<!-- launchproof: created with ssh-keys=")
+    assert "first-pw" not in notes
+    assert ensure(run, login)["changed"] is False
+    for other, variable in (
+        ({"ssh_public_keys": ["ssh-rsa BBBB"]}, "ssh_public_keys"),
+        ({"password": "second-pw"}, "password"),
+    ):
+        result = ensure(run, {**login, **other})
+        assert [problem["variable"] for problem in result["problems"]] == [f"container.{variable}"]
+        assert "second-pw" not in json.dumps(result)
+        assert variable in [item["variable"].rpartition(".")[2] for item in check(run, {**login, **other})["problems"]]
+    changed = ensure(run, {**login, "description": "another note"})
+    assert changed["changed"] is True
+    assert node.ct(901).config["description"].startswith("another note\n<!-- launchproof")
+
+
+def test_a_bad_value_is_named_by_its_option(run, node):
+    result = ensure(run, {"cores": 100000})
+    assert result["problems"][0]["variable"] == "container.cores"
+    assert result["problems"][0]["value"] == 100000
+    assert node.ct(901) is None
+
+
 def check(run, container=None, **options):
     return run(pve_preflight, {**DECLARED, **(container or {})}, **options)
 
@@ -339,7 +438,8 @@ def test_a_token_without_any_right_is_told_each_that_it_lacks_and_how_a_token_ge
     node.acl = {}
     said = check(run)["msg"]
     for privilege in RIGHTS[0][1]:
-        assert f"it lacks {privilege} on /vms/901" in said
+        assert f"{privilege} for " in said
+    assert "on /vms/901 it lacks " in said
     assert "--tokens 'deploy@pve!t'" in said
 
 

@@ -87,7 +87,7 @@ def test_rights_on_the_pool_of_a_new_container_do_as_well():
     (left,) = rights.missing(held, wanted)
     assert (left.path, left.pool) == ("/storage/fast", None)
     (first, *_rest) = rights.missing({}, wanted)
-    assert first.lacking() == "it lacks VM.Allocate on /vms/901 or /pool/gpu"
+    assert (first.where, first.words()) == ("/vms/901 or /pool/gpu", "VM.Allocate for creating container 901")
     assert first.grant("a@pve") == "pveum acl modify /pool/gpu --users 'a@pve' --roles PVEVMAdmin"
 
 
