@@ -71,6 +71,8 @@ class Case:
     unit: str = ""  # more lines for [Unit]
     service: str = ""  # more lines for [Service]; a later line wins
     env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)  # in the job's secrets file; may be in nothing that is said
+    needs: str = ""  # a program of this machine that the container has to have, too
     exec_start: str = "/opt/cases/{name}/run"
     unit_text: str | None = None  # the whole unit file instead; "" makes none
     units: dict[str, str] = field(default_factory=dict)  # other unit files by name
@@ -109,6 +111,11 @@ UserWarning: torch.utils.checkpoint: CUDA errors are reported asynchronously
 WARNING: 0 exceptions, 0 errors; errors_total=0 cuda_errors=0 oom_retries=0
 Error: 0.013 (validation), best error: 0.011
 """
+# A bucket of its own: an S3 server on a folder.
+BUCKET = """
+mkdir -p $DIR/s3/bucket
+systemd-run -q --unit=$NAME-s3 rclone serve s3 --dir-cache-time 0s --addr 127.0.0.1:{port} --auth-key key-of-case,secret-of-case $DIR/s3
+until_ok bash -c '</dev/tcp/127.0.0.1/{port}'"""
 LOST = """
 ssh: connect to host 198.51.100.7 port 40022: Connection refused
 lost connection
@@ -447,6 +454,16 @@ if ctypes.CDLL(None).vfork() == 0:
          env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
          proof={"progress": STEP, "objects": {"uri": "s3://bucket/prefix", "within": 4}},
          fact="until_ok systemctl is-active $UNIT", evidence=("s3://bucket/prefix",)),
+    Case("bucket-stays-empty", "uploads_stalled", "steps go on, nothing comes to the bucket", before=BUCKET.format(port=9331),
+         needs="rclone", env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9331"},
+         secrets={"AWS_ACCESS_KEY_ID": "key-of-case", "AWS_SECRET_ACCESS_KEY": "secret-of-case"}, after="systemctl stop $NAME-s3",
+         proof={"progress": STEP, "objects": {"uri": "s3://bucket/out", "within": 4}},
+         fact='systemctl is-active $UNIT && ! [ -e $DIR/s3/bucket/out ]', evidence=("s3://bucket/out",)),
+    Case("bucket-refuses", "observer_blind", "the bucket does not take the job's key", before=BUCKET.format(port=9332), needs="rclone",
+         env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9332"}, after="systemctl stop $NAME-s3",
+         secrets={"AWS_ACCESS_KEY_ID": "key-of-case", "AWS_SECRET_ACCESS_KEY": "secret-of-another"},
+         proof={"progress": STEP, "objects": {"uri": "s3://bucket/out", "within": 4}}, fact="until_ok systemctl is-active $UNIT",
+         evidence=("403",)),
     Case("time-up", "inconclusive", "the time is up before the first step may be judged",
          bash("echo loading; exec sleep 600"), proof={"progress": STEP, "deadlines": {"first_progress": 600}},
          timeout=4, fact="systemctl is-active $UNIT"),
@@ -902,6 +919,13 @@ for i in range(1, 9999):
          before="mkdir -p $DIR/out",
          proof={"progress": STEP, "objects": {"path": "/opt/cases/h-objects/out", "within": 5, "min_new": 2}},
          fact='[ "$(ls $DIR/out | wc -l)" -ge 2 ]'),
+    Case("h-bucket", "ok_progressing", "the bucket fills; its keys are in the job's secrets file",
+         steps(more="os.makedirs('/opt/cases/h-bucket/s3/bucket/out', exist_ok=True)\n"
+                    "    open(f'/opt/cases/h-bucket/s3/bucket/out/{i}', 'w').write('x')"), before=BUCKET.format(port=9333), needs="rclone",
+         env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9333"}, after="systemctl stop $NAME-s3",
+         secrets={"AWS_ACCESS_KEY_ID": "key-of-case", "AWS_SECRET_ACCESS_KEY": "secret-of-case"},
+         proof={"progress": STEP, "objects": {"uri": "s3://bucket/out", "within": 10, "min_new": 2}},
+         fact='[ "$(ls $DIR/s3/bucket/out | wc -l)" -ge 2 ]'),
     Case("h-heartbeat", "ok_progressing", "a heartbeat that says that telemetry is off, and why",
          steps(more="""os.chdir('/opt/cases/h-heartbeat')
     open("new", "w").write('{"telemetry": "off: no NVML here"}')

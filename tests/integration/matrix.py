@@ -10,10 +10,13 @@ import copy
 import json
 import os
 import shlex
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.integration.cases import Case, steps
 from tests.support.container import SUITE, Container
@@ -116,7 +119,7 @@ def job_file(case: Case) -> dict:
         "runs": f"{RUNS}/{case.unit_name}",
         "log": log_path(case),
         "proof": proof(case),
-        "secrets_file": None,
+        "secrets_file": f"/etc/launchproof/secrets/{case.unit_name}.env" if case.secrets else None,
     }
 
 
@@ -150,10 +153,17 @@ class Outcome:
         }
 
 
+def find_program(name: str) -> str | None:
+    """Path of a program of the tests' own environment, or of this machine."""
+    return shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
 def deliver(container: Container, cases: Iterable[Case]) -> None:
     """Install the prover, write the units and programs of all cases, and make systemd read them."""
     container.shell("mkdir -p /var/log/cases /opt/cases /etc/case")
     container.install()
+    for program in {case.needs for case in cases} - {""}:
+        container.write(f"/usr/local/bin/{program}", Path(find_program(program)).read_bytes(), 0o755)
     for case in cases:
         folder = f"/opt/cases/{case.name}"
         container.write(f"{folder}/proof.json", json.dumps(proof(case)))
@@ -164,6 +174,9 @@ def deliver(container: Container, cases: Iterable[Case]) -> None:
                 container.write(f"/etc/systemd/system/{name}", text)
         if case.style == "job":
             container.write(f"/etc/launchproof/jobs/{case.unit_name}.json", json.dumps(job_file(case)))
+            if case.secrets:
+                lines = "".join(f'{name}="{value}"\n' for name, value in case.secrets.items())
+                container.write(f"/etc/launchproof/secrets/{case.unit_name}.env", lines, 0o600)
             container.write(f"{RUNS}/{case.unit_name}/none/log", "")
             container.path(f"{RUNS}/{case.unit_name}/current").symlink_to("none")
     container.shell("systemctl daemon-reload")
