@@ -452,7 +452,7 @@ if ctypes.CDLL(None).vfork() == 0:
          fact="systemctl is-active $UNIT && ! ls /dev/nvidia0"),
     Case("no-bucket", "observer_blind", "objects in a bucket are required, and nobody answers at its address",
          env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
-         proof={"progress": STEP, "objects": {"uri": "s3://bucket/prefix", "within": 4}},
+         proof={"progress": STEP, "objects": {"uri": "s3://bucket/prefix", "within": 4}}, timeout=45,  # a server may be about to come back: it gets 30 s
          fact="until_ok systemctl is-active $UNIT", evidence=("s3://bucket/prefix",)),
     Case("bucket-stays-empty", "uploads_stalled", "steps go on, nothing comes to the bucket", before=BUCKET.format(port=9331),
          needs="rclone", env={"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9331"},
