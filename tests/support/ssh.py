@@ -68,7 +68,10 @@ def serve_ssh(container: Container, folder: Path) -> SshHost:
     container.write("/root/.ssh/authorized_keys", key.with_suffix(".pub").read_text(), 0o600)
     container.path("/root/.ssh").chmod(0o700)
     container.write("/etc/ssh/sshd_config.d/odd-port.conf", f"Port {PORT}\nPasswordAuthentication no\nUseDNS no\n")
-    container.shell("ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key; systemctl restart ssh")
+    # Without a key its starts have failed up to the start limit since the boot.
+    container.shell(
+        "ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key; systemctl reset-failed ssh; systemctl restart ssh"
+    )
     host_key = " ".join(container.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
     known_hosts.write_text(f"[{container.address}]:{PORT} {host_key}\n")
     return SshHost(container, key, known_hosts, control)
