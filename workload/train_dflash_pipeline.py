@@ -142,8 +142,10 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     if args.source == "s3":
         store = stores.S3Store(args.s3_uri, args.s3_endpoint)
         store.preflight()
+    # With --source s3 the target only lends its embedding and output head.
+    place = torch.device("cpu") if store else args.targets[0]
     loaded, samples, data_sha = targets.load(
-        args.target, args.data, args.max_length, args.layers, args.draft_layers, args.targets[0]
+        args.target, args.data, args.max_length, args.layers, args.draft_layers, place
     )
     committed = sources.Committed(store, args.run_id, loaded.identity(data_sha, args.max_length)) if store else None
     # A block needs a token before its anchor, the anchor, and one to predict.

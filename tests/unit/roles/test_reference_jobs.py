@@ -146,3 +146,22 @@ def test_declared_gpus_have_to_be_used(role):
     (job,) = read(role)
     assert all("gpu" not in unit.proof for unit in job.units)
     assert not any(argument.endswith("-gpus") for argument in job.command)
+
+
+def test_training_reads_what_extraction_commits():
+    (job,) = read("training", **S3, training_source="s3")
+    command = list(job.command)
+    at = command.index("--source")
+    assert command[at : at + 8] == [
+        "--source", "s3", "--s3-uri", "s3://bucket/prefix", "--run-id", "reference", "--s3-endpoint", "http://node:19000",
+    ]  # fmt: skip
+    assert set(job.units[0].secrets) == {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
+    assert "secret-key" not in command
+    (job,) = read("training", **S3, training_source="s3", training_gpus=["0", "1"])
+    command = list(job.command)
+    assert "--target-gpus" not in command and command[command.index("--drafter-gpus") + 1] == "0,1"
+
+
+def test_training_online_has_no_business_with_s3():
+    (job,) = read("training", **S3)
+    assert "--s3-uri" not in job.command and not job.units[0].secrets
