@@ -109,13 +109,13 @@ def seconds(stub, pause):
     return time.monotonic() - begun
 
 
-@pytest.mark.parametrize("moments", [pytest.param(4), pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("moments", [pytest.param(3), pytest.param(50, marks=pytest.mark.long)])
 def test_a_run_that_is_killed_at_any_moment_is_made_good_by_the_next(deployment, moments, capsys):
     draw = random.Random(SEED)
     durations = {"from nothing": seconds(deployment, "0.1"), "job changed": seconds(deployment, "0.2")}
     for number in range(1, moments + 1):
         start, kill = draw.choice(list(durations)), draw.choice([everything, process_group])
-        moment, pause = draw.uniform(0, durations[start]), f"0.{number % 2 + 1}"
+        moment, pause = draw.uniform(0, durations[start]), f"0.{2 - number % 2}"
         if start == "from nothing":
             deployment.destroy()
         deployment.declare(pause)
