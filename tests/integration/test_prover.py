@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import json
+import queue
 import re
 import subprocess
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -340,3 +342,129 @@ def test_names_that_hold_anything_find_their_unit(container):
         _row, status, said = prove(container, wrong)
         assert status in (1, 2) and re.search(r"not valid|neither a valid|does not exist|no unit name", said), said
         assert "Traceback" not in said
+
+
+# ---- launchproof run, watch ----
+
+
+def test_what_is_run_gets_its_words_its_folder_and_its_environment_as_they_are(container):
+    container.write(
+        "/srv/my jobs/rel.sh",
+        '#!/bin/sh\nprintf "<%s>" "$@" "$PWD" "$ODD" "$CUDA_VISIBLE_DEVICES" "$TOKEN"; exec sleep 600\n',
+        0o755,
+    )
+    command = """cd '/srv/my jobs' && export TOKEN=s3cr3t-value && launchproof run --json --quiet --name odd.1_x-y --env 'ODD=a  "$b" %n \\' --env TOKEN \
+        --gpu GPU-1 --gpu 2 --proof - -- ./rel.sh 'two words' '$HOME' '100%' "it's" '' 'back\\slash' <<< '{"process": {"stable_for": 1}}'"""
+    done = container.run("bash", "-c", command, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (row,) = json.loads(done.stdout)["jobs"]
+    folder = f"/var/lib/launchproof/runs/odd.1_x-y.service/{row['run_id']}"
+    said = container.read(f"{folder}/log")
+    assert said == '<two words><$HOME><100%><it\'s><><back\\slash></srv/my jobs><a  "$b" %n \\><GPU-1,2><s3cr3t-value>'
+    assert "s3cr3t-value" not in done.stdout
+    kept = container.run("grep", "-rl", "s3cr3t-value", "/etc", "/var/lib/launchproof", check=False).stdout.split()
+    assert sorted(kept) == ["/etc/launchproof/secrets/odd.1_x-y.service.env", f"{folder}/log"], kept
+    # The same name again: the old run ends, its log stays.
+    again = container.run(
+        "launchproof",
+        "run",
+        "--json",
+        "--quiet",
+        "--name",
+        "odd.1_x-y",
+        "--",
+        "sh",
+        "-c",
+        "echo gone; exit 7",
+        check=False,
+    )
+    (new,) = json.loads(again.stdout)["jobs"]
+    assert (again.returncode, new["code"]) == (1, "exited_nonzero") and new["run_id"] != row["run_id"]
+    assert container.read(f"{folder}/log") == said
+    assert json.loads(container.read(f"{folder}/exit.json"))["exit_code"] == "killed"
+    assert container.run("ps", "-eo", "args").stdout.count("sleep 600") == 0
+
+
+def test_a_name_that_is_somebody_elses_is_refused_and_left_alone(container):
+    name = unit(container, "theirs", STEPS)
+    container.run("systemctl", "start", name)
+    container.run("systemd-run", "--unit=transient", "sleep", "600")
+    for taken in ("theirs", "transient", "dbus", "systemd-journald"):
+        before = prop(container, taken, "MainPID")
+        done = container.run("launchproof", "run", "--name", taken, "--", "/bin/true", check=False)
+        assert done.returncode == 2 and "choose another name" in done.stderr, done.stderr
+        assert prop(container, taken, "MainPID") == before
+    container.run("systemctl", "stop", name, "transient")
+
+
+def test_whoever_stops_looking_stops_nothing(container):
+    # A shell without job control starts what runs in the background deaf to SIGINT.
+    command = "env --default-signal=INT launchproof run --name patient -- sh -c 'echo up; sleep 600'"
+    script = f"{command} & pid=$!; read -r _; kill -INT $pid; wait $pid; echo rc $?"
+    with subprocess.Popen(
+        container.argv("bash", "-c", script),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as looking:
+        read = ""
+        while "patient.service: stable" not in read:
+            line = looking.stdout.readline()
+            assert line, read
+            read += line
+        rest = looking.communicate("\n", timeout=30)[0]
+    assert "rc 130" in rest and "the proof goes on" in rest, rest
+    folder = sessions(container, "patient.service")[-1]
+    until(lambda: (folder / "verdict.json").exists())
+    assert json.loads((folder / "verdict.json").read_text())["verdict"] == "ok"
+    assert prop(container, "patient", "ActiveState") == "active"
+    container.run("systemctl", "stop", "patient")
+
+
+@pytest.fixture
+def watched(container):
+    """C(told(code)) gives the row of the next change to that code, as C(launchproof watch) prints it."""
+    container.write("/tmp/short.json", json.dumps(SHORT))
+    command = ["sh", "-c", "echo up; sleep 600"]
+    container.run("launchproof", "run", "--quiet", "--proof", "/tmp/short.json", "--name", "watched", "--", *command)
+    argv = container.argv("sh", "-c", "echo $$; exec launchproof watch --json --textfile /srv/watched.prom watched")
+    watching = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    lines = queue.Queue()
+    reader = threading.Thread(target=lambda: [lines.put(line) for line in watching.stdout], daemon=True)
+    reader.start()
+    pid = lines.get(timeout=20).strip()
+
+    def told(code):
+        seen = []
+        while not seen or seen[-1]["code"] != code:
+            try:
+                seen.append(json.loads(lines.get(timeout=20)))
+            except queue.Empty:
+                raise AssertionError(f"{code} was never told, but {seen}") from None
+        return seen[-1]
+
+    yield told
+    container.run("kill", pid)
+    watching.wait(timeout=20)
+    reader.join()
+    watching.stdout.close()
+    container.run("systemctl", "stop", "watched")
+
+
+def test_a_watch_tells_each_change_and_keeps_the_last_verdict(container, watched):
+    first = watched("ok_started")
+    assert (
+        container.read("/srv/watched.prom").splitlines()[-1]
+        == 'launchproof_state{unit="watched.service",code="ok_started"} 1'
+    )
+    container.run("systemctl", "kill", "--signal=KILL", "watched")
+    killed = watched("killed_by_signal")
+    assert killed["run_id"] == first["run_id"]
+    verdict = json.loads(container.read(f"/var/lib/launchproof/runs/watched.service/{killed['run_id']}/verdict.json"))
+    assert (verdict["code"], verdict["ok"]) == ("killed_by_signal", False)
+    assert 'code="killed_by_signal"' in container.read("/srv/watched.prom")
+    container.run("systemctl", "start", "watched")
+    assert watched("ok_started")["run_id"] not in (None, first["run_id"])

@@ -11,10 +11,12 @@ process that outlives it. It is not enabled: after a reboot it is there and does
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Unknown
 
 MARK = "# Written by launchproof run; the next launchproof run of this name replaces it."
 UNITS = "/etc/systemd/system"
@@ -79,8 +81,12 @@ def environment(pairs: list, gpus: list, inherited: dict) -> dict:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     for pair in pairs:
         name, equals, value = pair.partition("=")
-        if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise AdhocError("--env %s: write NAME=VALUE" % pair)
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise AdhocError("--env %s: write NAME=VALUE, the name in letters, digits and underscores" % pair)
+        if not equals:
+            if name not in inherited:
+                raise AdhocError("--env %s: it is not in your environment; write %s=VALUE" % (name, name))
+            value = inherited[name]
         if "\n" in value:
             raise AdhocError("--env %s: a value of several lines cannot be passed on; put it into a file" % name)
         found[name] = value
@@ -90,9 +96,32 @@ def environment(pairs: list, gpus: list, inherited: dict) -> dict:
 def write(path: str, text: str, mode: int) -> None:
     """Replace a file in one step."""
     temporary = "%s.%d.tmp" % (path, os.getpid())
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as handle:
-        handle.write(text)
-    os.rename(temporary, path)
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as handle:
+            handle.write(text)
+        os.rename(temporary, path)
+    except OSError as error:
+        raise AdhocError("%s cannot be written: %s" % (path, error.strerror)) from error
+
+
+def unit_of(name: str) -> str:
+    """The unit of a run's name. Raises AdhocError."""
+    name = name[: -len(".service")] if name.endswith(".service") else name
+    if not NAME.fullmatch(name):
+        raise AdhocError("--name %s: use letters, digits, dot, dash and underscore" % name)
+    return name + ".service"
+
+
+def check_free(unit: str, manager) -> None:
+    """Refuse a unit that systemd knows from somebody else: from a file, a generator, or as a transient unit."""
+    state, _properties = manager.show([unit])[unit]
+    if isinstance(state, Unknown):
+        raise AdhocError(state.why)
+    where = state.fragment_path or unit
+    if state.load_state != "not-found" and where != os.path.join(UNITS, unit):
+        raise AdhocError(
+            "--name %s: %s is there and was not written by launchproof run; choose another name" % (unit, where)
+        )
 
 
 def deliver(
@@ -102,10 +131,17 @@ def deliver(
 
     A unit of that name that somebody else wrote is left alone.
     """
-    if not NAME.fullmatch(name):
-        raise AdhocError("--name %s: use letters, digits, dot, dash and underscore" % name)
-    unit = name + ".service"
+    unit = unit_of(name)
+    name = unit[: -len(".service")]
     path = os.path.join(UNITS, unit)
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        raise AdhocError(
+            "--user %s: there is no such user on this machine; create it, or name another" % user
+        ) from None
+    if not os.path.isdir(directory):
+        raise AdhocError("--directory %s: there is no such directory; create it, or name another" % directory)
     for folder in (
         UNITS,
         "/run/systemd/system",
@@ -123,8 +159,10 @@ def deliver(
         argv[0] = shutil.which(argv[0], path=environ.get("PATH")) or argv[0]
     elif not argv[0].startswith("/"):
         argv[0] = os.path.join(directory, argv[0])
+    if not os.path.isfile(argv[0]):
+        raise AdhocError("%s: there is no such program" % command[0])
     if not os.access(argv[0], os.X_OK):
-        raise AdhocError("%s: there is no such program that can be executed" % command[0])
+        raise AdhocError("%s is not executable: chmod +x it, or name its interpreter before it" % command[0])
     base = os.path.dirname(paths.jobs)
     settings, secrets = (os.path.join(base, folder, unit + ".env") for folder in ("env", "secrets"))
     runs = paths.unit_runs(unit)

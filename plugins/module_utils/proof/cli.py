@@ -65,9 +65,22 @@ def drive(request: dict, paths: ledger.Paths, quiet: bool) -> dict:
     """Prove a request by a detached prover, with a live line on standard error, and return the document."""
     session.plan(request, paths)
     armed = session.begin(request, paths, own_program)
+    try:
+        return follow(request, armed["session"], paths, quiet)
+    except KeyboardInterrupt:
+        units = " ".join(job["unit"] for job in request["units"])
+        say(
+            "launchproof: no longer looking; the proof goes on, and so does %s: launchproof prove %s" % (units, units),
+            sys.stderr,
+        )
+        raise
+
+
+def follow(request: dict, session_id: str, paths: ledger.Paths, quiet: bool) -> dict:
+    """Wait for the verdict of a session."""
     offset, rows, document, last = 0, {}, None, ""
     while document is None:
-        news = session.follow(armed["session"], offset, LINE_EVERY, paths)
+        news = session.follow(session_id, offset, LINE_EVERY, paths)
         offset, document = news["offset"], news["verdict"]
         rows.update((event["unit"], event["row"]) for event in news["events"] if event["event"] == "verdict")
         line = session.live_line(request["host"], rows, news["status"])
@@ -96,14 +109,31 @@ def verdict_status(rows: list) -> int:
     return OK if all(row["ok"] for row in rows) else FAILED
 
 
+def read_text(path: str) -> str:
+    """What is in a file, or, by the name of a dash, on standard input."""
+    if path == "-":
+        return sys.stdin.read()
+    with open(path, encoding="utf-8", errors="replace") as handle:
+        return handle.read()
+
+
+def read_proof(path: str | None) -> dict | None:
+    """The proof spec in a JSON file. Raises SpecError."""
+    if not path:
+        return None
+    try:
+        return json.loads(read_text(path))
+    except ValueError as error:
+        raise SpecError("--proof", path, "write JSON (%s)" % error) from None
+
+
 def launcher_of(options: argparse.Namespace) -> dict | None:
     """What the command line says about a foreign launcher."""
     found = {}
     for name in ("script", "output"):
         path = getattr(options, "launcher_" + name)
         if path:
-            with open(path, encoding="utf-8", errors="replace") as handle:
-                found[name] = handle.read()
+            found[name] = read_text(path)
     if options.launcher_rc is not None:
         found["rc"] = options.launcher_rc
     if options.launcher_end_mark:
@@ -119,9 +149,8 @@ def prove(options: argparse.Namespace, paths: ledger.Paths) -> int:
         "launcher": launcher_of(options),
         "timeout": options.timeout,
     }
-    if options.proof:
-        with open(options.proof, encoding="utf-8") as handle:
-            proof = json.load(handle)
+    proof = read_proof(options.proof)
+    if proof is not None:
         for job in parameters["jobs"]:
             job["proof"] = proof
     return report(drive(session.make_request(parameters, paths), paths, options.quiet), options)
@@ -134,10 +163,9 @@ def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
         raise adhoc.AdhocError("there is no command: write it after --")
     if os.geteuid() != 0:
         raise adhoc.AdhocError("launchproof run writes a unit and starts it, which takes root: run it by sudo")
-    proof = {}
-    if options.proof:
-        with open(options.proof, encoding="utf-8") as handle:
-            proof = json.load(handle)
+    proof = read_proof(options.proof)
+    proof = {} if proof is None else proof
+    validate(proof)  # first, because it may be anything
     if options.progress:
         proof["progress"] = {"pattern": options.progress}
     if options.done:
@@ -148,8 +176,9 @@ def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
     environ = adhoc.environment(options.env, options.gpu, dict(os.environ))
     directory = os.path.abspath(options.directory)
     program = "%s -IS %s" % (sys.executable, os.path.realpath(sys.argv[0]))
-    unit = adhoc.deliver(options.name, command, environ, options.user, directory, proof, program, paths)
     with systemd.Manager() as manager:
+        adhoc.check_free(adhoc.unit_of(options.name), manager)
+        unit = adhoc.deliver(options.name, command, environ, options.user, directory, proof, program, paths)
         manager.reload()
     parameters = {"state": "restarted", "jobs": [{"unit": unit}], "timeout": options.timeout}
     document = drive(session.make_request(parameters, paths), paths, options.quiet)
@@ -180,13 +209,15 @@ def watch(options: argparse.Namespace, paths: ledger.Paths) -> int:
             else {"unit": item.unit, "code": None, "ok": None, "run_id": item.run_id, "stage": answer.stage}
         )
         row = Redactor({}).data(dict(row, at=ledger.timestamp()))
+        if decided and item.run_id:
+            ledger.write_verdict(paths, item.unit, item.run_id, dict(row, objects_before=known(item.baseline.objects)))
+        if options.textfile:
+            adhoc.write(options.textfile, metrics(states), 0o644)
         if options.json:
             say(json.dumps(row, sort_keys=True, ensure_ascii=False))
         else:
             words = render.sentence(row) if decided else "%s waits: %s" % (item.unit, answer.stage)
             say("%s %s" % (row["at"], words))
-        if options.textfile:
-            adhoc.write(options.textfile, metrics(states), 0o644)
 
     over = Watch(loop, units, changed)
     over.show(units)
@@ -201,7 +232,8 @@ def metrics(states: dict) -> str:
     """The states of watch() in Prometheus' text format."""
     lines = ["# HELP launchproof_state 1 for the diagnosis that holds now.", "# TYPE launchproof_state gauge"]
     lines += [
-        'launchproof_state{unit="%s",code="%s"} 1' % (unit, code) for unit, (code, _run) in sorted(states.items())
+        'launchproof_state{unit="%s",code="%s"} 1' % (unit.replace("\\", "\\\\").replace('"', '\\"'), code)
+        for unit, (code, _run) in sorted(states.items())
     ]
     return "\n".join(lines) + "\n"
 
@@ -215,6 +247,15 @@ def unexpanded(output: str) -> tuple:
 def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
     """Say what is wrong now, of a unit or of a launcher alone; prints one row."""
     foreign = launcher_of(options) or {}
+    if not (options.unit or options.pattern or foreign):
+        raise session.SessionError(
+            "what is to be diagnosed? Name a unit, a --pattern, or a launcher: --launcher-script FILE --launcher-rc N"
+        )
+    if options.pattern:
+        try:
+            re.compile(options.pattern)
+        except re.error as error:
+            raise SpecError("--pattern", options.pattern, "write a regular expression (%s)" % error) from None
     printed = unexpanded(foreign.get("output", ""))
     found = process.matches(options.pattern, os.getpid())[0] if options.pattern and not options.unit else ()
     # What a pattern found is judged by the unit that it runs in, where it runs in one.
@@ -271,6 +312,17 @@ def diagnose_launcher(foreign: dict, pattern: str | None, printed: tuple) -> dic
     )
 
 
+def positive(text: str) -> float:
+    """A number of seconds on the command line."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("%r is no number of seconds above 0" % text)
+    return value
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="launchproof", description="Start jobs as systemd units and prove that they work."
@@ -281,7 +333,11 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--junit", action="store_true", help="print the verdict as JUnit XML")
     out.add_argument("--quiet", action="store_true", help="no live lines")
     foreign = argparse.ArgumentParser(add_help=False)
-    foreign.add_argument("--launcher-script", metavar="FILE", help="the shell text that was to launch the job")
+    foreign.add_argument(
+        "--launcher-script",
+        metavar="FILE",
+        help="the shell text that was to launch the job; - reads it from standard input",
+    )
     foreign.add_argument("--launcher-rc", type=int, metavar="N", help="its exit status as the caller saw it")
     foreign.add_argument("--launcher-output", metavar="FILE", help="what it printed")
     foreign.add_argument("--launcher-end-mark", metavar="TEXT", help="what its last command would have printed")
@@ -295,7 +351,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     one.add_argument("--proof", metavar="FILE", help="proof spec as JSON, instead of the delivered job's")
     one.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
-    one.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof")
+    one.add_argument("--timeout", type=positive, metavar="S", help="hard end of the proof")
     one.set_defaults(function=prove)
     why = commands.add_parser(
         "diagnose", parents=[out, foreign], help="say what is wrong now, of a unit or of a foreign launcher"
@@ -303,7 +359,7 @@ def parser() -> argparse.ArgumentParser:
     why.add_argument("unit", nargs="?", metavar="UNIT")
     why.add_argument("--pattern", metavar="P", help="command-line pattern by which the job was looked for")
     why.add_argument("--log", metavar="FILE", help="the log, where the unit does not name it")
-    why.add_argument("--timeout", type=float, default=5.0, metavar="S", help="how long to look (default: 5)")
+    why.add_argument("--timeout", type=positive, default=5.0, metavar="S", help="how long to look (default: 5)")
     why.set_defaults(function=diagnose)
     new = commands.add_parser(
         "run",
@@ -311,7 +367,10 @@ def parser() -> argparse.ArgumentParser:
         help="run a command as a unit of its own and prove it; a run of the same name is stopped first, its log is kept",
     )
     new.add_argument("--name", required=True, help="name of the unit")
-    new.add_argument("--env", action="append", default=[], metavar="NAME=VALUE")
+    new.add_argument(
+        "--env", action="append", default=[], metavar="NAME[=VALUE]",
+        help="set a variable; without a value, hand yours on: a secret should not be on a command line",
+    )  # fmt: skip
     new.add_argument("--gpu", action="append", default=[], metavar="UUID|INDEX", help="sets CUDA_VISIBLE_DEVICES")
     new.add_argument("--user", default="root")
     new.add_argument("--directory", default=".", help="working directory (default: this one)")
@@ -321,7 +380,7 @@ def parser() -> argparse.ArgumentParser:
         "--done", metavar="REGEX", help="line that says that the work is complete, for a command that ends"
     )
     new.add_argument("--proof", metavar="FILE", help="proof spec as JSON")
-    new.add_argument("--timeout", type=float, metavar="S", help="hard end of the proof; the command itself goes on")
+    new.add_argument("--timeout", type=positive, metavar="S", help="hard end of the proof; the command itself goes on")
     new.add_argument("words", nargs=argparse.REMAINDER, metavar="-- COMMAND")
     new.set_defaults(function=run)
     cards = commands.add_parser("gpus", help="every GPU of this machine and who uses it, containers included")
@@ -351,8 +410,12 @@ def main(argv: list) -> int:
     options = parser().parse_args(argv)
     try:
         return options.function(options, own_paths(dict(os.environ)))
-    except (session.SessionError, systemd.SystemdError, adhoc.AdhocError, SpecError, OSError, ValueError) as error:
+    except (session.SessionError, systemd.SystemdError, adhoc.AdhocError, SpecError, ValueError) as error:
         say("launchproof: %s" % error, sys.stderr)
+        return BLIND
+    except OSError as error:
+        where = "%s: " % error.filename if error.filename else ""
+        say("launchproof: %s%s" % (where, error.strerror or error), sys.stderr)
         return BLIND
     except KeyboardInterrupt:  # the detached prover goes on
         return 130

@@ -94,6 +94,16 @@ def write_json(path: str, data: dict, mode: int = 0o644, replace: bool = True) -
             os.unlink(temporary)
 
 
+def write_verdict(paths: Paths, unit: str, run_id: str, row: dict) -> None:
+    """Leave the newest verdict on a run in its folder, where there is one that can be written."""
+    folder = paths.run(unit, run_id)
+    if os.path.isdir(folder):
+        try:  # noqa: SIM105 - contextlib would be one import more at every start of a unit
+            write_json(os.path.join(folder, "verdict.json"), dict(row, schema=1, at=timestamp()))
+        except OSError:
+            pass  # an ordinary user looks, and leaves nothing
+
+
 def point_current(paths: Paths, unit: str, run_id: str) -> None:
     """Make C(runs/UNIT/current) name I(run_id), in one step, as a relative link."""
     link = paths.current(unit)

@@ -354,14 +354,9 @@ class Prover:
         folder = self.paths.run(item.unit, item.run_id)
         if not os.path.isdir(folder):
             return
+        more = {"session": self.session_id, "objects_before": known(item.baseline.objects)}
+        ledger.write_verdict(self.paths, item.unit, item.run_id, dict(row, **more))
         with contextlib.suppress(OSError):
-            more = {
-                "schema": 1,
-                "session": self.session_id,
-                "at": ledger.timestamp(),
-                "objects_before": known(item.baseline.objects),
-            }
-            ledger.write_json(os.path.join(folder, "verdict.json"), dict(row, **more))
             descriptor = os.open(
                 os.path.join(folder, "events.jsonl"),
                 os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC,

@@ -51,7 +51,9 @@ class Loop:
 
     def watch(self, path: str, mask: int, callback) -> int | None:
         """Watch I(path) and return a key for unwatch(), or None where it cannot be watched (absent, no rights, limit)."""
-        wd = -1 if self.blind else _libc.inotify_add_watch(self._inotify, os.fsencode(path), mask | 0x20000000)  # IN_MASK_ADD
+        wd = (
+            -1 if self.blind else _libc.inotify_add_watch(self._inotify, os.fsencode(path), mask | 0x20000000)
+        )  # IN_MASK_ADD
         if wd < 0:
             return None
         key = self._next_key = self._next_key + 1

@@ -12,18 +12,28 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import adhoc, ledger
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import UnitState, Unknown
 
 
 @pytest.fixture
 def paths(tmp_path, monkeypatch):
     (tmp_path / "units").mkdir()
+    (tmp_path / "100%").mkdir()
     monkeypatch.setattr(adhoc, "UNITS", str(tmp_path / "units"))
     return ledger.Paths(str(tmp_path))
 
 
-def deliver(paths, name="slammed6", command=("/bin/sh", "-c", 'echo $HOME 100% "q" \\'), environ=None):
+def deliver(
+    paths,
+    name="slammed6",
+    command=("/bin/sh", "-c", 'echo $HOME 100% "q" \\'),
+    environ=None,
+    user="root",
+    folder="100%",
+):
+    directory = os.path.join(os.path.dirname(adhoc.UNITS), folder)
     return adhoc.deliver(
-        name, list(command), environ or {"A": "1"}, "root", "/tmp/100%", {"done": {"pattern": "x"}}, "/p -IS /q", paths
+        name, list(command), environ or {"A": "1"}, user, directory, {"done": {"pattern": "x"}}, "/p -IS /q", paths
     )
 
 
@@ -32,7 +42,7 @@ def test_unit_environment_and_job_file(paths, tmp_path):
     text = (tmp_path / "units/slammed6.service").read_text()
     assert text.startswith(adhoc.MARK + "\n")
     assert 'ExecStart="/bin/sh" "-c" "echo $$HOME 100%% \\"q\\" \\\\"' in text
-    assert "WorkingDirectory=/tmp/100%%" in text
+    assert "WorkingDirectory=%s/100%%%%" % tmp_path in text
     assert 's"e' not in text and "API_TOKEN" not in text
     settings, secrets = (Path(tmp_path, "etc/launchproof", kind, "slammed6.service.env") for kind in ("env", "secrets"))
     assert settings.read_text() == 'PATH="/bin"\n'
@@ -65,15 +75,50 @@ def test_bad_names(paths, name):
         deliver(paths, name)
 
 
-@pytest.mark.parametrize("command", [["nothing-of-that-name"], ["/etc/passwd"], ["./none"]])
-def test_a_program_that_cannot_run_is_named(paths, command):
-    with pytest.raises(adhoc.AdhocError, match="no such program"):
-        deliver(paths, command=command)
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"command": ["nothing-of-that-name"]}, "nothing-of-that-name: there is no such program"),
+        ({"command": ["./none"]}, "./none: there is no such program"),
+        ({"command": ["/"]}, "/: there is no such program"),
+        ({"command": ["/etc/passwd"]}, "/etc/passwd is not executable"),
+        ({"user": "nobody-of-that-name"}, "--user nobody-of-that-name: there is no such user"),
+        ({"folder": "absent"}, "there is no such directory"),
+    ],
+)
+def test_what_cannot_run_is_named_before_anything_is_written(paths, wrong, text):
+    with pytest.raises(adhoc.AdhocError, match=text):
+        deliver(paths, **wrong)
+    assert not os.path.exists(paths.jobs) and not os.listdir(adhoc.UNITS)
+
+
+def test_the_units_own_ending_may_be_part_of_the_name(paths):
+    assert deliver(paths, "slammed6.service") == "slammed6.service"
+
+
+class Shown:
+    """A manager that knows one unit."""
+
+    def __init__(self, state):
+        self.state = state
+
+    def show(self, units):
+        return {unit: (self.state, {}) for unit in units}
+
+
+def test_a_name_that_systemd_knows_from_elsewhere_is_not_taken(paths):
+    adhoc.check_free("x.service", Shown(UnitState(load_state="not-found")))
+    adhoc.check_free("x.service", Shown(UnitState(fragment_path=os.path.join(adhoc.UNITS, "x.service"))))
+    for state in (UnitState(fragment_path="/run/systemd/generator.late/x.service"), UnitState(load_state="masked")):
+        with pytest.raises(adhoc.AdhocError, match="was not written by launchproof run; choose another name"):
+            adhoc.check_free("x.service", Shown(state))
+    with pytest.raises(adhoc.AdhocError, match="nobody answers"):
+        adhoc.check_free("x.service", Shown(Unknown("nobody answers")))
 
 
 def test_environment():
     inherited = {"PATH": "/bin", "SSH_AUTH_SOCK": "/x", "HOME": "/root"}
-    found = adhoc.environment(["A=1=2", "HOME=/h", "E="], ["GPU-a", "1"], inherited)
+    found = adhoc.environment(["A=1=2", "HOME=/h", "E=", "TOKEN"], ["GPU-a", "1"], {**inherited, "TOKEN": "t"})
     assert found == {
         "PATH": "/bin",
         "HOME": "/h",
@@ -81,6 +126,7 @@ def test_environment():
         "CUDA_VISIBLE_DEVICES": "GPU-a,1",
         "A": "1=2",
         "E": "",
+        "TOKEN": "t",
     }
 
 

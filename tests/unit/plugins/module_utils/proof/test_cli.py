@@ -1,0 +1,102 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""What a person types wrongly, and what is printed where no systemd is asked. The rest is tested in containers."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import cli, ledger, session
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """A machine without systemd."""
+    monkeypatch.setattr(systemd, "PRIVATE_SOCKET", str(tmp_path / "private"))
+    monkeypatch.setattr(systemd, "BUS_SOCKET", str(tmp_path / "bus"))
+    monkeypatch.setattr(cli, "own_paths", lambda environ: ledger.Paths(str(tmp_path)))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["run", "--name", "x"], "there is no command: write it after --"),
+        (["run", "--name", "a b", "--", "true"], "--name a b: use letters"),
+        (["run", "--name", "x", "--env", "LAUNCHPROOF_UNSET", "--", "true"], "--env LAUNCHPROOF_UNSET: it is not in your environment"),
+        (["run", "--name", "x", "--proof", "BAD", "--", "true"], "--proof is 'BAD': write JSON (Expecting"),
+        (["run", "--name", "x", "--proof", "absent", "--", "true"], "absent: No such file or directory"),
+        (["run", "--name", "x", "--progress", "(", "--", "true"], "proof.progress.pattern is '(': not a regular expression"),
+        (["run", "--name", "x", "--", "true"], "systemd does not answer ("),
+        (["prove", "x"], "systemd does not answer ("),
+        (["prove"], "holds no job: name the units"),
+        (["watch"], "holds no job: name the units"),
+        (["diagnose"], "what is to be diagnosed? Name a unit"),
+        (["diagnose", "--pattern", "("], "--pattern is '(': write a regular expression (missing )"),
+        (["diagnose", "--launcher-script", "absent"], "absent: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said_in_one_line_and_is_no_verdict(alone, monkeypatch, capsys, words, text):
+    monkeypatch.chdir(alone)
+    (alone / "BAD").write_text("{")
+    assert cli.main(words) == cli.BLIND
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.startswith("launchproof: ") and printed.err.count("\n") == 1
+    assert text in printed.err
+    assert sorted(path.name for path in alone.iterdir()) == ["BAD"], "nothing was written"
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "inf", "nan"])
+def test_times_are_numbers_above_0(capsys, seconds):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["prove", "--timeout", seconds, "x"])
+    assert ended.value.code == cli.BLIND and "is no number of seconds above 0" in capsys.readouterr().err
+
+
+def test_a_launcher_can_be_pasted(alone, monkeypatch, capsys):
+    """Incident B's script, and what its caller saw: the line that killed its own shell is named."""
+    script = "rm -f log\npkill -f monitor.py\nnohup python3 monitor.py > log 2>&1 &\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(script))
+    assert cli.main(["diagnose", "--json", "--launcher-script", "-", "--launcher-rc", "143"]) == cli.FAILED
+    row = json.loads(capsys.readouterr().out)
+    assert (row["code"], row["evidence"]["line"], row["evidence"]["command"]) == (
+        "launcher_self_killed",
+        2,
+        "pkill -f monitor.py",
+    )
+
+
+def test_an_ordinary_users_sessions_are_his_own(monkeypatch):
+    monkeypatch.setattr(cli.os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert cli.own_paths({}).sessions == "/home/ada/.local/state/launchproof/sessions"
+    assert cli.own_paths({"XDG_STATE_HOME": "/s"}).sessions == "/s/launchproof/sessions"
+    assert cli.own_paths({}).runs == ledger.Paths().runs
+    monkeypatch.setattr(cli.os, "geteuid", lambda: 0)
+    assert cli.own_paths({"XDG_STATE_HOME": "/s"}).sessions == ledger.Paths().sessions
+
+
+def test_who_stops_looking_is_told_what_goes_on(alone, monkeypatch, capsys):
+    def interrupted(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "plan", lambda request, paths: None)
+    monkeypatch.setattr(session, "begin", lambda request, paths, install: {"session": "s1"})
+    monkeypatch.setattr(session, "follow", interrupted)
+    assert cli.main(["prove", "a", "b"]) == 130
+    assert (
+        "the proof goes on, and so does a.service b.service: launchproof prove a.service b.service"
+        in capsys.readouterr().err
+    )
+
+
+def test_states_in_prometheus_text_format():
+    text = cli.metrics({r"a\x2d.service": ("ok_started", "r"), "b.service": ("waiting", None)})
+    assert text.splitlines()[2:] == [
+        'launchproof_state{unit="a\\\\x2d.service",code="ok_started"} 1',
+        'launchproof_state{unit="b.service",code="waiting"} 1',
+    ]
