@@ -1,0 +1,64 @@
+# Copyright (c) dflash.launchproof contributors
+# GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+# SPDX-License-Identifier: GPL-3.0-or-later
+"""`deploy.yml` when nothing has changed, for one container, for ten and for forty.
+
+Each has a stub for a job, a program that counts, and a small Python environment. A first run makes all forty on the
+embedded node, which takes some minutes; then some of them are deployed again, with a fork for each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import node
+from benchmarks.rows import Row, Unmeasured
+from tests.support.deployment import NODE, changed
+from tests.support.stub import Deployment
+
+FIRST, SIZES = 850, (1, 10, 40)
+
+
+def measure() -> list[Row]:
+    with node.node(), tempfile.TemporaryDirectory() as name:
+        deployment = Deployment(Path(name), list(range(FIRST, FIRST + max(SIZES))))
+        try:
+            run(deployment)
+            found = {size: unchanged(deployment, size) for size in SIZES}
+        finally:
+            deployment.destroy()
+    one, ten, forty = (found[size][0] for size in SIZES)
+    return [
+        Row("1 container, nothing to change", one, "s", at_most=15),
+        Row("10 containers, nothing to change", ten, "s", one, "1 container", at_most=3, bounds="ratio"),
+        Row("40 containers, nothing to change", forty, "s", one, "1 container"),
+        Row("API calls for 1 container, preflight included", found[1][1], "calls"),
+        Row(
+            "tasks that changed something, nothing to change",
+            sum(found[size][2] for size in SIZES),
+            "tasks",
+            at_most=0,
+            hard=True,
+        ),
+    ]
+
+
+def unchanged(deployment: Deployment, size: int) -> tuple[float, int, int]:
+    """(seconds, API calls, changes) of another deployment of the first ``size`` containers."""
+    before, start = _calls(), time.monotonic()
+    output = run(deployment, "--limit", ",".join(f"stub{number}" for number in deployment.numbers[:size]))
+    return time.monotonic() - start, _calls() - before, changed(output)
+
+
+def _calls() -> int:
+    return len((NODE / "log/access.log").read_bytes().splitlines())
+
+
+def run(deployment: Deployment, *arguments: str) -> str:
+    """Deploy, which must succeed; its output."""
+    done = deployment.run(*arguments)
+    if done.returncode != 0:
+        raise Unmeasured(f"deploy.yml ended with {done.returncode}: {done.stdout[-2000:]}")
+    return done.stdout
