@@ -16,7 +16,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table imp
 
 from tests.integration.cases import CASES, PEERS
 from tests.integration.matrix import find_program, run_all
-from tests.support.container import REPO, Container
+from tests.support.container import REPO, SUITE, SUITES, Container
 from tests.support.replay import code, needed_by, replay
 
 pytestmark = pytest.mark.container
@@ -108,11 +108,46 @@ rm -rf /run/log/journal /var/log/journal
 """
 
 
+def all_are_right(cases, name, **more):
+    """Run cases in a container of their own; every one that is wrong is named."""
+    wrong = []
+    for outcome in run_all(cases, name, **more):
+        try:
+            judge(outcome)
+        except AssertionError as error:
+            wrong.append(f"{outcome.case.name}: {error}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+def named(names):
+    """The cases of these names."""
+    found = [case for case in CASES if case.name in names.split()]
+    assert len(found) == len(names.split())
+    return found
+
+
 def test_without_a_journal_the_names_are_the_same():
-    cases = [case for case in CASES if case.name in WITHOUT_JOURNAL.split()]
-    assert len(cases) == len(WITHOUT_JOURNAL.split())
-    for outcome in run_all(cases, "lpt-no-journal", STOP_JOURNALD):
-        judge(outcome)
+    all_are_right(named(WITHOUT_JOURNAL), "lpt-no-journal", prepare=STOP_JOURNALD)
+
+
+OTHER_SUITES = [suite for suite in SUITES if suite != SUITE]
+# What systemd's versions could differ in: answers of a start, properties, jobs, the journal, control groups.
+ON_OTHER_SUITES = """
+    no-unit masked no-environment-file failed-dependency pre-command-fails condition-path exec-condition loop-gave-up no-program no-user
+    oom time-limit sighup core traceback daemonised no-child worker-zombie one-restart silent-exit
+    h-steps h-completed h-forking h-oneshot-long h-operator-restart h-journal h-delegated h-daemon-reexec
+"""
+
+
+@pytest.mark.parametrize("suite", OTHER_SUITES)
+def test_other_versions_of_systemd(suite):
+    all_are_right(named(ON_OTHER_SUITES), f"lpt-{suite}", suite=suite)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("suite", OTHER_SUITES)
+def test_the_whole_matrix_with_other_versions_of_systemd(suite):
+    all_are_right(POSSIBLE, f"lpt-{suite}", suite=suite)
 
 
 def test_sixty_four_shards_are_proved_in_one_call_by_one_prover():
