@@ -50,9 +50,11 @@ def gpu_node(local_node, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpu-node")
     made = []
     for name, minor in NODES.items():
-        if not os.path.exists(f"/dev/{name}"):
-            os.mknod(f"/dev/{name}", stat.S_IFCHR | 0o600, os.makedev(1, minor))
-            made.append(f"/dev/{name}")
+        path, device = f"/dev/{name}", os.makedev(1, minor)
+        if not os.path.exists(path):
+            os.mknod(path, stat.S_IFCHR | 0o600, device)
+        if os.stat(path).st_rdev == device:  # made here, or left by a run that was killed
+            made.append(path)
 
     def variables(state: standin.State) -> dict:
         python = folder / f"python-{len(list(folder.iterdir()))}"
