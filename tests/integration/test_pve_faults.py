@@ -263,7 +263,15 @@ def changes(lines):
     return [line for line in lines if not line.startswith("GET ") and "access/ticket" not in line]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# Reports of other tools' users that cases are about, see test_peers.py.
+PEERS = {
+    "locked by a backup": pytest.mark.peers("Telmate 677"),
+    "the file lock is held for a moment": pytest.mark.peers("Telmate 1069"),
+    "the file lock stays": pytest.mark.peers("Telmate 1069"),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=PEERS.get(case.name, ())) for case in CASES])
 def test_fault(api, run, table, case):
     vmid, state, declared = prepare(api, run, case.action)
     before, ran = api.configuration(vmid), api.runs(vmid)
@@ -395,6 +403,7 @@ RIGHTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.peers("Telmate 155", "UdelaRInterior 16")
 @pytest.mark.parametrize(("action", "declared", "lacking", "path"), RIGHTS)
 def test_a_missing_right_is_named_before_anything_changes(api, run, table, action, declared, lacking, path):
     vmid, state, plain = prepare(api, run, action)
