@@ -26,9 +26,7 @@ FRESH = 5.0  # s; a node's view that is older says nothing
 FOREIGN_LEAST = 512 << 20  # bytes in use beyond what is listed that are worth a word; a context takes about as much
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 CUDA_NODE = "nvidia-uvm"  # CUDA opens it, NVML never does: a program that only measures holds the others too
-UVM_FIX = (
-    "load nvidia-uvm on the host (nvidia-modprobe -u -c 0), which no reboot does, and give the container its device"
-)
+UVM_FIX = "load nvidia-uvm on the host (nvidia-modprobe -u -c 0), which no reboot does by itself, and give the container its device"
 GPU_NODE = re.compile(r"nvidia\d+$")
 
 
@@ -47,10 +45,15 @@ class Opened:
         return self.libcuda and CUDA_NODE in self.nodes and any(map(GPU_NODE.match, self.nodes))
 
 
-def opened(pid: int) -> Opened | Unknown:
-    """What a process holds of the driver; Unknown where that may not be read. A process that has gone holds nothing."""
+def opened(pid: int, with_libcuda: set | None = None) -> Opened | Unknown:
+    """What a process holds of the driver; Unknown where that may not be read. A process that has gone holds nothing.
+
+    I(with_libcuda) are pids that have libcuda mapped; the process is added to them. Nobody unmaps it, and to look costs a
+    millisecond in a large program.
+    """
+    with_libcuda = set() if with_libcuda is None else with_libcuda
     folder = "/proc/%d" % pid
-    nodes, libcuda = set(), False
+    nodes = set()
     try:
         for name in os.listdir(folder + "/fd"):
             try:
@@ -59,14 +62,15 @@ def opened(pid: int) -> Opened | Unknown:
                 continue
             if target.startswith("/dev/nvidia"):
                 nodes.add(target[len("/dev/") :])
-        if nodes:  # reading the maps of a large program costs a millisecond
+        if nodes and pid not in with_libcuda:
             with open(folder + "/maps", encoding="utf-8", errors="replace") as handle:
-                libcuda = any("/libcuda.so" in line for line in handle)
+                if any("/libcuda.so" in line for line in handle):
+                    with_libcuda.add(pid)
     except (FileNotFoundError, ProcessLookupError):
         pass
     except OSError as error:
         return Unknown("%s: %s" % (error.filename, error.strerror))
-    return Opened(frozenset(nodes), libcuda)
+    return Opened(frozenset(nodes), pid in with_libcuda)
 
 
 def visible_devices(pid: int) -> str | None:
@@ -92,7 +96,7 @@ def node_problem(name: str, root: str = "", ids: tuple | None = None) -> str | N
         about = os.fstat(descriptor)
         os.close(descriptor)
     except OSError as error:
-        fix = UVM_FIX if name == CUDA_NODE else "give the container this device, and the unit no less"
+        fix = UVM_FIX if name == CUDA_NODE else "give the container this device, and do not hide it from the unit"
         return "/dev/%s cannot be opened (%s): %s" % (name, error.strerror, fix)
     if ids and ids[0] != 0:
         shift = 6 if about.st_uid == ids[0] else 3 if about.st_gid in ids[1] else 0
@@ -205,7 +209,7 @@ class GpuSource:
         self._failed = {}  # UUID: why its processes cannot be listed
         self._from_node = False
         self._held = Opened(frozenset(), False)
-        self._own, self._older = (), ()
+        self._own, self._older, self._with_libcuda = (), (), set()
 
     @property
     def declared(self) -> tuple:
@@ -270,7 +274,7 @@ class GpuSource:
         """What the unit's processes hold of the driver, together."""
         nodes, libcuda = frozenset(), False
         for pid in self._own:
-            held = opened(pid)
+            held = opened(pid, self._with_libcuda)
             if isinstance(held, Unknown):
                 return held
             nodes, libcuda = nodes | held.nodes, libcuda or held.libcuda
