@@ -4,7 +4,8 @@
 """What all tests share: which of them a run is about, and the collection, imported as ansible does it.
 
 Tests marked ``long`` are left out unless LAUNCHPROOF_LONG is set, as ``./test --long`` does. ``pytest -m peers`` means the
-whole of tests/, not the unit tests alone. The workload's tests need torch, and run where no Ansible is.
+whole of tests/, not the unit tests alone. The workload's tests have an environment of their own, with torch and without
+Ansible.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if importlib.util.find_spec("ansible"):
     # A role's defaults find the filters they name, and packages are the same ones for every test.
     init_plugin_loader([str(Path("collections").resolve())])
 
-collect_ignore = [] if importlib.util.find_spec("torch") else ["unit/workload"]
+collect_ignore = [] if importlib.util.find_spec("torch") else ["unit/workload", "integration/test_page.py"]
 
 
 def pytest_configure(config):
