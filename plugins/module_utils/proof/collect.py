@@ -48,6 +48,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.e
 WINDOW = 5.0  # s over which CPU time and I/O are compared
 FOREIGN_EVERY = 1.0  # s between looks at who else writes to a shared log
 QUIET = 2.0  # s without a byte after which it is worth trying whether the log can be written
+PRE_GRACE = 1.0  # s in which what ExecStartPre= wrote may still be read when the main process has begun
 QUIET_AGAIN = 30.0  # s of more silence after which it is tried again
 JOURNAL_TIMEOUT = 5.0  # s for journald to write what it has received
 HEARTBEAT_MAX, TELEMETRY_MAX = 65536, 300  # bytes read of a heartbeat, characters kept of what it says
@@ -760,7 +761,7 @@ class UnitWatch:
 
     def _log_facts(self):
         log = self._read_log_facts()
-        if isinstance(log, Log) and log.new_bytes and self._foreign(ledger.boottime()):
+        if isinstance(log, Log) and log.new_bytes and (self._foreign(ledger.boottime()) or self._by_pre_commands(log)):
             return Log(path=log.path, size=log.size, required=dict.fromkeys(log.required), tail=log.tail)
         if self._dead_log is not None:
             if isinstance(log, Log) and not log.new_bytes:
@@ -793,6 +794,18 @@ class UnitWatch:
             self._asked_at = now
             self._others = bool(process.other_writers(inode, own))
         return self._others and not self._wrote
+
+    def _by_pre_commands(self, log: Log) -> bool:
+        """Whether all that came was written by ExecStartPre= commands: nothing since the main process began, nothing by it."""
+        commands = self.properties.get("ExecStartPre") or () if isinstance(self.state, UnitState) else ()
+        if self._wrote or not any("begin-run" not in command[1] for command in commands):
+            return False
+        began, inode = self.state.exec_main_started_at, self._log_inode()
+        if not began or inode is None or log.written_at is None or log.written_at > began + PRE_GRACE:
+            return False
+        own = [item.pid for item in known(self._processes, ()) if item.alive and not self._is_older(item)]
+        self._wrote = any(process.has_written(pid, inode) for pid in own)
+        return not self._wrote and any(process.holds(pid, inode) for pid in own)
 
     def _is_older(self, item) -> bool:
         """Whether a process was there before the start: KillMode=process leaves them in the group."""

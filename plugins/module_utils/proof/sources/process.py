@@ -126,6 +126,11 @@ def _writing(pid: int, log: tuple):
             yield name
 
 
+def holds(pid: int, log: tuple) -> bool:
+    """Whether a process has I(log) open for writing."""
+    return any(True for _name in _writing(pid, log))
+
+
 def has_written(pid: int, log: tuple) -> bool:
     """Whether something was written through a descriptor of the process: with O_APPEND its position is 0 until then."""
     for name in _writing(pid, log):
