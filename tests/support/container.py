@@ -45,11 +45,20 @@ lxc.arch = amd64
 lxc.uts.name = {name}
 lxc.rootfs.path = overlayfs:{lower}:{upper}
 lxc.apparmor.profile = unconfined
-lxc.init.cmd = /sbin/init {init}
+lxc.init.cmd = {init}
 lxc.tty.max = 0
 lxc.console.path = none
 lxc.mount.auto = proc:mixed sys:mixed cgroup:mixed
 lxc.cgroup.relative = {relative}
+"""
+# The init of a container that is rented out as an image runs: no service manager, it reaps at most.
+BARE_INIT = """\
+#!/usr/bin/python3
+import signal
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    signal.pause()
 """
 NO_NETWORK = "lxc.net.0.type = empty\n"  # loopback alone
 NETWORK = """\
@@ -123,12 +132,13 @@ def _enter_root_group() -> None:
 class Container:
     """One running container. Use it as a context manager; it is gone afterwards, whatever happened inside."""
 
-    def __init__(self, name: str, address: str = "", suite: str = SUITE, network: bool = True):
+    def __init__(self, name: str, address: str = "", suite: str = SUITE, network: bool = True, systemd: bool = True):
         """``name`` is unique on this machine; ``address`` an IPv4 address in 198.18.10.0/24, derived when empty.
 
-        ``suite`` is the Debian release inside, one of SUITES; without ``network`` there is loopback alone.
+        ``suite`` is the Debian release inside, one of SUITES; without ``network`` there is loopback alone; without
+        ``systemd`` its init starts and manages nothing.
         """
-        self.name, self.suite, self.network = name, suite, network
+        self.name, self.suite, self.network, self.systemd = name, suite, network, systemd
         self.address = address or f"198.18.10.{10 + int(hashlib.sha256(name.encode()).hexdigest(), 16) % 240}"
         self.home = CACHE / "lxc"
         self.folder = self.home / name
@@ -159,7 +169,11 @@ class Container:
         (upper / "etc").mkdir(parents=True)
         (upper / "etc" / "hostname").write_text(self.name + "\n")
         (upper / "etc" / "hosts").write_text(f"127.0.0.1 localhost {self.name}\n")
-        values = {"name": self.name, "lower": lower, "upper": upper, "bridge": BRIDGE, "init": SUITES[self.suite]}
+        values = {"name": self.name, "lower": lower, "upper": upper, "bridge": BRIDGE}
+        values["init"] = f"/sbin/init {SUITES[self.suite]}" if self.systemd else "/bare-init"
+        if not self.systemd:
+            (upper / "bare-init").write_text(BARE_INIT)
+            (upper / "bare-init").chmod(0o755)
         values["relative"] = int(PURE_V2)
         values.update(address=self.address, gateway=GATEWAY)
         (self.folder / "config").write_text((CONFIG + (NETWORK if self.network else NO_NETWORK)).format(**values))
@@ -170,7 +184,7 @@ class Container:
             self._lock.close()
 
     def start(self) -> None:
-        """Boot it and wait until systemd has settled (also after ``stop``)."""
+        """Boot it and wait until systemd, where it is there, has settled (also after ``stop``)."""
         log = self.folder / "lxc.log"
         subprocess.run(
             ["lxc-start", "-P", self.home, "-n", self.name, "-o", log, "-l", "INFO"],
@@ -180,6 +194,8 @@ class Container:
         )
         info = subprocess.run(["lxc-info", "-P", self.home, "-n", self.name, "-pH"], capture_output=True, text=True)
         self.pid = int(info.stdout)
+        if not self.systemd:
+            return
         deadline = time.monotonic() + 30
         # --wait blocks until the start is done; only until systemd listens at all does this have to ask again.
         while self.run("systemctl", "is-system-running", "--wait", check=False).stdout.strip() not in (

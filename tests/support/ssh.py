@@ -69,9 +69,9 @@ def serve_ssh(container: Container, folder: Path) -> SshHost:
     container.path("/root/.ssh").chmod(0o700)
     container.write("/etc/ssh/sshd_config.d/odd-port.conf", f"Port {PORT}\nPasswordAuthentication no\nUseDNS no\n")
     # Without a key its starts have failed up to the start limit since the boot.
-    container.shell(
-        "ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key; systemctl reset-failed ssh; systemctl restart ssh"
-    )
+    by_systemd, by_hand = "systemctl reset-failed ssh; systemctl restart ssh", "mkdir -p /run/sshd; /usr/sbin/sshd"
+    start = by_systemd if container.systemd else by_hand
+    container.shell(f"ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key; {start}")
     host_key = " ".join(container.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[:2])
     known_hosts.write_text(f"[{container.address}]:{PORT} {host_key}\n")
     return SshHost(container, key, known_hosts, control)

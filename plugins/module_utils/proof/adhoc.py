@@ -4,6 +4,7 @@
 
 """C(launchproof run): a command becomes a unit with a run ledger, without inventory or role.
 
+Where there is no systemd, the record that the runner reads is all there is of the unit.
 The unit has what a job of the role has where it matters for the proof: its own log for each run, a death certificate, no
 process that outlives it. It is not enabled: after a reboot it is there and does not run.
 """
@@ -17,6 +18,7 @@ import shutil
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Unknown
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager
 
 MARK = "# Written by launchproof run; the next launchproof run of this name replaces it."
 UNITS = "/etc/systemd/system"
@@ -25,6 +27,7 @@ SECRET = re.compile(
     r"(?i)secret|token|passw|key|credential"
 )  # names whose values are masked in all that the prover says
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}")
+TIMEOUT_STOP = 120  # s between SIGTERM and SIGKILL
 UNIT = """\
 {mark}
 [Unit]
@@ -43,7 +46,7 @@ EnvironmentFile={secrets}
 StandardOutput=append:{runs}/current/log
 StandardError=inherit
 KillMode=mixed
-TimeoutStopSec=120
+TimeoutStopSec={timeout_stop}
 """
 
 
@@ -112,13 +115,13 @@ def unit_of(name: str) -> str:
     return name + ".service"
 
 
-def check_free(unit: str, manager) -> None:
-    """Refuse a unit that systemd knows from somebody else: from a file, a generator, or as a transient unit."""
-    state, _properties = manager.show([unit])[unit]
+def check_free(unit: str, connection) -> None:
+    """Refuse a unit that the manager of this machine knows from somebody else: from a file, a generator, or as a transient unit."""
+    state, _properties = connection.show([unit])[unit]
     if isinstance(state, Unknown):
         raise AdhocError(state.why)
     where = state.fragment_path or unit
-    if state.load_state != "not-found" and where != os.path.join(UNITS, unit):
+    if state.load_state != "not-found" and where not in (os.path.join(UNITS, unit), ledger.Paths().job(unit)):
         raise AdhocError(
             "--name %s: %s is there and was not written by launchproof run; choose another name" % (unit, where)
         )
@@ -180,13 +183,16 @@ def deliver(
     job = {
         "schema": 1, "unit": unit, "job": name, "digest": None, "argv": argv, "env": public, "user": user,
         "runs": runs, "log": None, "proof": proof, "secrets_file": secrets,
+        "working_directory": directory, "environment_files": [settings, secrets], "timeout_stop": TIMEOUT_STOP, "restart": "no",
     }  # fmt: skip
     ledger.write_json(paths.job(unit), job)
     text = UNIT.format(
         mark=MARK, name=name.replace("%", "%%"), user=user, directory=path_setting(directory), program=program,
-        command=" ".join(map(quote, argv)), environment=path_setting(settings), secrets=path_setting(secrets), runs=path_setting(runs),
+        command=" ".join(map(quote, argv)), environment=path_setting(settings), secrets=path_setting(secrets),
+        runs=path_setting(runs), timeout_stop=TIMEOUT_STOP,
     )  # fmt: skip
-    write(path, text, 0o644)
+    if manager.systemd_runs():
+        write(path, text, 0o644)
     return unit
 
 

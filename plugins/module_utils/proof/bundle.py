@@ -26,6 +26,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
     cli,
     collect,
     decide,
+    envfile,
     facts,
     gpus,
     launcher,
@@ -33,6 +34,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
     prover,
     redact,
     render,
+    runner,
     scan,
     session,
     setup_codes,
@@ -47,15 +49,17 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources i
     events,
     gpu,
     logfile,
+    manager,
     nvml,
     objects,
     process,
+    supervisor,
     systemd,
 )
 
 MODULES = (
-    adhoc, cli, collect, decide, facts, gpus, launcher, ledger, prover, redact, render, scan, session, setup_codes, spec, table, view, watch,
-    cgroup, dbus, events, gpu, logfile, nvml, objects, process, systemd,
+    adhoc, cli, collect, decide, envfile, facts, gpus, launcher, ledger, prover, redact, render, runner, scan, session, setup_codes, spec, table, view, watch,
+    cgroup, dbus, events, gpu, logfile, manager, nvml, objects, process, supervisor, systemd,
     sys.modules[__name__],
 )  # fmt: skip
 PACKAGE = __name__.rpartition(".")[0]
@@ -74,6 +78,8 @@ except OSError:
     pass
 if sys.argv[1:2] in (["begin-run"], ["end-run"]):
     from {package}.ledger import main
+elif sys.argv[1:2] == ["run-job"]:
+    from {package}.runner import main
 else:
     from {package}.cli import main
 sys.exit(main(sys.argv[1:]))

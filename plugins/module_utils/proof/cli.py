@@ -21,13 +21,19 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
     ledger,
     prover,
     render,
+    runner,
     session,
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.decide import decide
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Baseline, Facts, Verdict, known
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
+    Baseline,
+    Facts,
+    UnitState,
+    Verdict,
+    known,
+)
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import process, systemd
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.cgroup import Groups
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager, process, systemd
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError, validate
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch import Watch
@@ -176,10 +182,10 @@ def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
     environ = adhoc.environment(options.env, options.gpu, dict(os.environ))
     directory = os.path.abspath(options.directory)
     program = "%s -IS %s" % (sys.executable, os.path.realpath(sys.argv[0]))
-    with systemd.Manager() as manager:
-        adhoc.check_free(adhoc.unit_of(options.name), manager)
+    with manager.connect() as connection:
+        adhoc.check_free(adhoc.unit_of(options.name), connection)
         unit = adhoc.deliver(options.name, command, environ, options.user, directory, proof, program, paths)
-        manager.reload()
+        connection.reload()
     parameters = {"state": "restarted", "jobs": [{"unit": unit}], "timeout": options.timeout}
     document = drive(session.make_request(parameters, paths), paths, options.quiet)
     status = report(document, options)
@@ -194,7 +200,10 @@ def watch(options: argparse.Namespace, paths: ledger.Paths) -> int:
     parameters = {"state": "observed", "jobs": [{"unit": unit} for unit in options.units], "timeout": FOREVER}
     request = session.make_request(parameters, paths)
     loop = Loop()
-    units = [prover.make_unit(job, request, loop, Groups(), prover.redactor_of(job), paths) for job in request["units"]]
+    units = [
+        prover.make_unit(job, request, loop, manager.groups(), prover.redactor_of(job), paths)
+        for job in request["units"]
+    ]
     states = {}
 
     def changed(item, answer) -> None:
@@ -268,8 +277,8 @@ def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
         request = session.make_request(parameters, paths)
         (job,) = request["units"]
         if options.pattern:
-            _state, properties = systemd.show([job["unit"]])[job["unit"]]
-            group = known(Groups().pids(properties.get("ControlGroup", "")), ())
+            state = known(manager.show([job["unit"]])[job["unit"]][0], UnitState())
+            group = known(manager.groups().pids(state.control_group), ())
             job["wrong_processes"] = process.wrong_matches(options.pattern, group, os.getpid())
         job["unexpanded"] = printed
         document = drive(request, paths, quiet=True)
@@ -324,9 +333,7 @@ def positive(text: str) -> float:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="launchproof", description="Start jobs as systemd units and prove that they work."
-    )
+    top = argparse.ArgumentParser(prog="launchproof", description="Start jobs as units and prove that they work.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     out = argparse.ArgumentParser(add_help=False)
     out.add_argument("--json", action="store_true", help="print the verdict as JSON")
@@ -405,6 +412,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list) -> int:
     if argv[:1] in (["begin-run"], ["end-run"]):
         return ledger.main(argv)
+    if argv[:1] == ["run-job"]:
+        return runner.main(argv)
     if argv[:1] == ["prover"]:
         return prover.main(argv[1])
     options = parser().parse_args(argv)

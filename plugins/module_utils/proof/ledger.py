@@ -232,8 +232,11 @@ def oom_kill_counter(path: str) -> int | None:
     return None
 
 
-def end_run(unit: str, run_id: str, environ: dict, paths: Paths) -> None:
-    """Write the death certificate of run I(run_id), once; the variables are those of systemd.exec(5)."""
+def end_run(unit: str, run_id: str, environ: dict, paths: Paths, oom_kill: int | None = None) -> None:
+    """Write the death certificate of run I(run_id), once; the variables are those of systemd.exec(5).
+
+    I(oom_kill) is how many the kernel killed for memory, where this process's own control group does not tell that.
+    """
     folder = make_run_folder(paths, unit, run_id, None)
     certificate = {
         "schema": 1,
@@ -242,7 +245,7 @@ def end_run(unit: str, run_id: str, environ: dict, paths: Paths) -> None:
         "service_result": environ.get("SERVICE_RESULT"),
         "exit_code": environ.get("EXIT_CODE"),
         "exit_status": environ.get("EXIT_STATUS"),
-        "oom_kill": oom_kills(),
+        "oom_kill": oom_kills() if oom_kill is None else oom_kill,
         "ended_at": timestamp(),
         "boottime": round(boottime(), 3),
     }

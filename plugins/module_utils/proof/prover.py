@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import socket
 import traceback
 from dataclasses import asdict, replace
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, render, session
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import envfile, ledger, render, session
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.collect import UnitWatch
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
     Baseline,
@@ -26,8 +25,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts imp
     known,
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.cgroup import Groups
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager, systemd
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import NAMES, Loop
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.gpu import GpuSource
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.objects import ObjectsSource
@@ -36,25 +34,11 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch imp
 
 
 def read_environment_file(path: str | None) -> dict:
-    """Parse an EnvironmentFile= as systemd does, as far as the role writes it: NAME=value, NAME="value" with escapes."""
-    values = {}
-    if not path:
-        return values
+    """{name: value} of an environment file, {} where it cannot be read."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as handle:
-            lines = handle.read().splitlines()
+        return envfile.read(path) if path else {}
     except OSError:
-        return values
-    for line in lines:
-        name, equals, value = line.strip().partition("=")
-        if not equals or name.startswith(("#", ";")):
-            continue
-        if len(value) >= 2 and value[0] == value[-1] == '"':
-            value = re.sub(r"\\(.)", r"\1", value[1:-1])
-        elif len(value) >= 2 and value[0] == value[-1] == "'":
-            value = value[1:-1]
-        values[name] = value
-    return values
+        return {}
 
 
 ATTEMPTS = 3  # at a stop or a start while the manager is away
@@ -65,7 +49,7 @@ def redactor_of(job: dict) -> Redactor:
     return Redactor(read_environment_file(job.get("secrets_file")))
 
 
-def make_unit(job: dict, request: dict, loop: Loop, groups: Groups, redact: Redactor, paths: ledger.Paths) -> UnitWatch:
+def make_unit(job: dict, request: dict, loop: Loop, groups, redact: Redactor, paths: ledger.Paths) -> UnitWatch:
     """The collector of one unit of a request, with the sources that its spec asks for."""
     spec = validate(job["proof"])
     target = systemd.target_of(job["unit"])
@@ -95,7 +79,7 @@ class Prover:
         if self.request is None:
             raise session.SessionError("%s/request.json cannot be read" % folder)
         self.session_id = self.request["session"]
-        self.loop, self.groups = Loop(), Groups()
+        self.loop, self.groups = Loop(), manager.groups()
         self.rows = {}
         self.locks = []
         self._released = False

@@ -29,7 +29,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts imp
     Unknown,
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.scan import Scanner
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import logfile, systemd
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import logfile, manager
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import NAMES, Loop
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import Spec, validate
 
@@ -150,7 +150,7 @@ def plan_action(
 def plan(request: dict, paths: ledger.Paths) -> list:
     """Decide what each unit of the request needs; adds C(action), C(why), C(before), C(run_id) to its entries."""
     units = [job["unit"] for job in request["units"]]
-    shown = systemd.show(units)
+    shown = manager.show(units)
     for job in request["units"]:
         state, _properties = shown[job["unit"]]
         if isinstance(state, Unknown):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Verdict
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop
 
 TICK = 1.0  # s between samples of what sends no events
@@ -24,7 +24,7 @@ class Watch:
 
     def __init__(self, loop: Loop, units: list, report, job_ended=None):
         self.loop, self.units, self.report = loop, units, report
-        self.manager = systemd.Manager(loop, self._on_change, job_ended)
+        self.manager = manager.connect(loop, self._on_change, job_ended)
         self._by_name = {item.unit: item for item in units}
         self._next_tick = ledger.boottime() + TICK
         self._show_free_at = 0.0

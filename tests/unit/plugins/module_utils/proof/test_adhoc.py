@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import adhoc, ledger
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import UnitState, Unknown
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager, supervisor
 
 
 @pytest.fixture
@@ -20,6 +21,7 @@ def paths(tmp_path, monkeypatch):
     (tmp_path / "units").mkdir()
     (tmp_path / "100%").mkdir()
     monkeypatch.setattr(adhoc, "UNITS", str(tmp_path / "units"))
+    monkeypatch.setattr(manager, "SYSTEMD_RUNS", str(tmp_path / "units"))
     return ledger.Paths(str(tmp_path))
 
 
@@ -51,6 +53,27 @@ def test_unit_environment_and_job_file(paths, tmp_path):
     job = json.loads(Path(paths.job("slammed6.service")).read_text())
     assert (job["argv"][0], job["proof"], job["secrets_file"]) == ("/bin/sh", {"done": {"pattern": "x"}}, str(secrets))
     assert os.readlink(paths.current("slammed6.service")) == "none"
+
+
+def test_without_systemd_the_record_alone_says_how_it_runs(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(manager, "SYSTEMD_RUNS", str(tmp_path / "absent"))
+    deliver(paths)
+    assert not list((tmp_path / "units").iterdir())
+    job = json.loads(Path(paths.job("slammed6.service")).read_text())
+    assert (job["working_directory"], job["restart"], job["timeout_stop"]) == (str(tmp_path / "100%"), "no", 120)
+    assert all(os.path.isfile(path) for path in job["environment_files"]) and len(job["environment_files"]) == 2
+
+
+def test_without_systemd_a_job_keeps_its_name(paths, tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "Paths", lambda: paths)
+    monkeypatch.setattr(supervisor, "PROGRAMS", str(tmp_path))
+    deliver(paths)
+    adhoc.check_free("slammed6.service", supervisor.Manager())  # its own
+    (tmp_path / "slammed6.service.conf").touch()
+    with pytest.raises(
+        adhoc.AdhocError, match=r"slammed6.service.conf is there and was not written by launchproof run"
+    ):
+        adhoc.check_free("slammed6.service", supervisor.Manager())
 
 
 def test_its_own_unit_is_replaced_and_the_ledger_kept(paths):

@@ -10,12 +10,13 @@ import json
 
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import cli, ledger, session
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager, systemd
 
 
 @pytest.fixture
 def alone(tmp_path, monkeypatch):
-    """A machine without systemd."""
+    """A machine whose systemd does not answer."""
+    monkeypatch.setattr(manager, "SYSTEMD_RUNS", str(tmp_path))
     monkeypatch.setattr(systemd, "PRIVATE_SOCKET", str(tmp_path / "private"))
     monkeypatch.setattr(systemd, "BUS_SOCKET", str(tmp_path / "bus"))
     monkeypatch.setattr(cli, "own_paths", lambda environ: ledger.Paths(str(tmp_path)))

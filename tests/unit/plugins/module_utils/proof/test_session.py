@@ -15,7 +15,7 @@ import time
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, prover, session
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import UnitState
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import systemd
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError, validate
 
 UNIT = "training.service"
@@ -92,7 +92,7 @@ def test_a_run_has_completed_by_certificate_and_log(paths, log, certificate, spe
 
 def show(monkeypatch, **states):
     answers = {name.replace("_", ".") + "": state for name, state in states.items()}
-    monkeypatch.setattr(systemd, "show", lambda units: {unit: (answers[unit], {}) for unit in units})
+    monkeypatch.setattr(manager, "show", lambda units: {unit: (answers[unit], {}) for unit in units})
 
 
 def test_the_plan_compares_the_running_digest_with_the_declared_one(paths, monkeypatch):
