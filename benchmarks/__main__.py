@@ -21,7 +21,7 @@ from benchmarks.rows import Unmeasured, page, status, table
 from tests.support.container import REPO, missing
 
 #: In the order in which they run; those of ASKED_FOR only when they are named.
-GROUPS = ("death", "log", "units", "connection", "api", "unchanged", "fleet")
+GROUPS = ("death", "log", "units", "connection", "api", "unchanged", "fleet", "workload")
 ASKED_FOR = ("deploy",)
 
 
