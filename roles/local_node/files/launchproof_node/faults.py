@@ -141,9 +141,10 @@ class Faults:
         """The lock in a container's configuration (backup, snapshot, …); null removes it."""
         self._pve.ct(vmid).lock = lock
 
-    async def hold(self, vmid, seconds=None, wait=10):
-        """The file lock that a running operation holds, for SECONDS or until let_go; others wait so long for it."""
-        self._pve.lock_wait = wait
+    async def hold(self, vmid, seconds=None, wait=None):
+        """The file lock that a running operation holds, for SECONDS or until let_go; others wait 10 s for it, or WAIT."""
+        if wait is not None:
+            self._pve.lock_wait = wait
         await self._pve.hold_config_lock(vmid, seconds)
 
     def let_go(self, vmid):
