@@ -234,8 +234,10 @@ class Connection(SshConnection):
         makedirs_safe(self._sockets(), 0o700)
         self._shared = 0
         with open(f"{self._socket()}.places", "ab") as places:
-            free = (place for place in itertools.count() if _lock(places, place))
-            self._shared = next(free) // SESSIONS
+            for place in itertools.count():
+                if _lock(places, place):
+                    break
+            self._shared = place // SESSIONS
             yield self._open(places)
 
     def _open(self, places):
@@ -281,9 +283,9 @@ class Connection(SshConnection):
         path = self._create_control_path(self._node(), self.get_option("port"), self.get_option("remote_user"))
         return path % {"directory": self._sockets()}
 
-    def _create_control_path(self, host, port, user, connection=None, pid=None):
+    def _create_control_path(self, *node):
         """The parent's names; the first connection is thus shared with ansible.builtin.ssh to the node."""
-        return super()._create_control_path(host, port, user, connection or self._shared or None, pid)
+        return super()._create_control_path(*node, connection=self._shared or None)
 
     def _command_line(self, script: str) -> list[bytes]:
         if len(to_bytes(script)) >= attach.ARGUMENT_LIMIT:
