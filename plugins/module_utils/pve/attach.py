@@ -35,7 +35,7 @@ _ENVIRONMENT = {"PATH": _PATH, "HOME": "/root", "LANG": "C.UTF-8"}
 class Outcome:
     """One execution. ``failure`` is None where the command ran to its end, whatever its exit code.
 
-    Otherwise it is node_unreachable, missing, stopped, frozen, no_state, attach_failed, cut_before, cut or gone.
+    Otherwise it is node_unreachable, missing, starting, stopped, frozen, no_state, attach_failed, cut_before, cut or gone.
     """
 
     rc: int
@@ -65,6 +65,7 @@ _WORDS = {
     "node_unreachable": "the node cannot be reached over ssh",
     "cut_before": "the connection to the node was cut before the command began",
     "missing": "there is no such container on this node",
+    "starting": "the container has not started yet; ansible.builtin.wait_for_connection waits for it",
     "stopped": "the container is stopped; start it (pct start, or role dflash.launchproof.container)",
     "frozen": "the container is frozen: it counts as running, but nothing in it can run; thaw it with lxc-unfreeze",
     "no_state": "the state of the container cannot be read; the user on the node must be root",
@@ -145,7 +146,9 @@ def _state(said: str) -> str:
         return "missing"
     if "frozen" in lowered or "freezing" in lowered:
         return "frozen"
-    return "stopped" if "stopp" in lowered or "starting" in lowered or "aborting" in lowered else "no_state"
+    if "starting" in lowered:
+        return "starting"
+    return "stopped" if "stopp" in lowered or "aborting" in lowered else "no_state"
 
 
 def receive(path: str, size: int, mode: int) -> str:

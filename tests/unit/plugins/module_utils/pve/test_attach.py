@@ -89,6 +89,8 @@ def test_any_text_survives_the_quoting(tmp_path_factory, text):
     ("info", "pct", "failure"),
     [
         ("echo STOPPED", None, "stopped"),
+        ("echo STOPPING", None, "stopped"),
+        ("echo STARTING", None, "starting"),
         ("echo FROZEN", None, "frozen"),
         ('echo "901 doesn\'t exist" >&2; exit 1', None, "missing"),
         ("exit 1", "echo \"Configuration file 'nodes/n/lxc/901.conf' does not exist\" >&2; exit 2", "missing"),
