@@ -45,32 +45,38 @@ class Opened:
         return self.libcuda and CUDA_NODE in self.nodes and any(map(GPU_NODE.match, self.nodes))
 
 
-def opened(pid: int, with_libcuda: set | None = None) -> Opened | Unknown:
-    """What a process holds of the driver; Unknown where that may not be read. A process that has gone holds nothing.
+def held_nodes(pid: int) -> frozenset | Unknown:
+    """Names of the driver's device nodes that a process has open; Unknown where that may not be read.
 
-    I(with_libcuda) are pids that have libcuda mapped; the process is added to them. Nobody unmaps it, and to look costs a
-    millisecond in a large program.
+    A process that has gone holds nothing.
     """
-    with_libcuda = set() if with_libcuda is None else with_libcuda
-    folder = "/proc/%d" % pid
+    folder = "/proc/%d/fd" % pid
     nodes = set()
     try:
-        for name in os.listdir(folder + "/fd"):
+        for name in os.listdir(folder):
             try:
-                target = os.readlink("%s/fd/%s" % (folder, name))
+                target = os.readlink("%s/%s" % (folder, name))
             except FileNotFoundError:  # closed while we look
                 continue
             if target.startswith("/dev/nvidia"):
                 nodes.add(target[len("/dev/") :])
-        if nodes and pid not in with_libcuda:
-            with open(folder + "/maps", encoding="utf-8", errors="replace") as handle:
-                if any("/libcuda.so" in line for line in handle):
-                    with_libcuda.add(pid)
     except (FileNotFoundError, ProcessLookupError):
         pass
     except OSError as error:
-        return Unknown("%s: %s" % (error.filename, error.strerror))
-    return Opened(frozenset(nodes), pid in with_libcuda)
+        return Unknown("%s: %s" % (folder, error.strerror))
+    return frozenset(nodes)
+
+
+def has_libcuda(pid: int) -> bool | Unknown:
+    """Whether a process has libcuda mapped. In a large program this costs milliseconds."""
+    path = "/proc/%d/maps" % pid
+    try:
+        with open(path, encoding="utf-8", errors="replace") as handle:
+            return any("/libcuda.so" in line for line in handle)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    except OSError as error:
+        return Unknown("%s: %s" % (path, error.strerror))
 
 
 def visible_devices(pid: int) -> str | None:
@@ -134,8 +140,8 @@ def whose_pids(listed, list_again) -> str:
     def is_here(pid: int) -> bool:
         if not os.path.exists("/proc/%d" % pid):
             return False
-        held = opened(pid)
-        return isinstance(held, Unknown) or any(GPU_NODE.match(name) for name in held.nodes)
+        nodes = held_nodes(pid)
+        return isinstance(nodes, Unknown) or any(map(GPU_NODE.match, nodes))
 
     strange = {pid for pid in listed if not is_here(pid)}
     if strange:
@@ -272,13 +278,19 @@ class GpuSource:
 
     def _opened(self) -> Opened | Unknown:
         """What the unit's processes hold of the driver, together."""
-        nodes, libcuda = frozenset(), False
+        nodes = frozenset()
         for pid in self._own:
-            held = opened(pid, self._with_libcuda)
+            held = held_nodes(pid)
             if isinstance(held, Unknown):
                 return held
-            nodes, libcuda = nodes | held.nodes, libcuda or held.libcuda
-        return Opened(nodes, libcuda)
+            nodes |= held
+            if held and pid not in self._with_libcuda:
+                mapped = has_libcuda(pid)
+                if isinstance(mapped, Unknown):
+                    return mapped
+                if mapped:  # and nobody unmaps it
+                    self._with_libcuda.add(pid)
+        return Opened(nodes, any(pid in self._with_libcuda for pid in self._own))
 
     def facts(self, baseline: dict) -> Gpu | Unknown:
         """How far the proof came. I(baseline) is what memory() gave before the start."""
