@@ -234,7 +234,7 @@ def parse(data: bytearray, start: int = 0) -> tuple:
 class Connection:
     """A connection to the socket I(path): calls go out, answers and signals come in. Raises DBusError.
 
-    I(timeout) s is what an answer may take.
+    I(timeout) s is what one answer may take.
     """
 
     def __init__(self, path: str, timeout: float):
@@ -319,9 +319,8 @@ class Connection:
     def answers(self, serials, on_signal, on_answer=None) -> dict:
         """{serial: message} of the answers to I(serials); signals that come before the last of them go to I(on_signal)."""
         left, found = set(serials), {}
-        end = time.monotonic() + self.timeout
         while left:
-            messages = self.messages(end - time.monotonic())
+            messages = self.messages(self.timeout)  # many answers may take longer, as long as one comes after the other
             if not messages:
                 raise DBusError("no answer within %g s" % self.timeout)
             for message in messages:
