@@ -7,7 +7,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: job_install
-short_description: Install jobs as systemd units, ready to be launched and proved
+short_description: Install jobs as units, ready to be launched and proved
 version_added: 0.1.0
 author:
   - dflash.launchproof contributors (@dflash)
@@ -15,6 +15,8 @@ description:
   - Puts all files of all jobs onto the target in one call. These are unit files, environment files, secrets,
     what the prover has to know about each unit, the program C(launchproof), and the code.
   - Everything is looked at before the first write. Units are checked with C(systemd-analyze verify).
+  - Where systemd does not run the target, supervisor keeps the jobs. It is started when it does not run, and reads its programs
+    again when one came or went; neither starts or ends a job.
   - Nothing is started or stopped. The returned digest of each unit tells M(dflash.launchproof.launch_proof) whether
     what runs is what is declared.
   - A unit file, link or folder that this module did not write is never replaced, and nothing is removed but what a
@@ -33,6 +35,14 @@ options:
     type: list
     elements: str
     default: []
+  manager:
+    description:
+      - What is to keep the jobs. V(auto) takes systemd where it runs the target, and supervisor elsewhere; the others fail where the
+        target has the other one.
+      - Supervisor is expected in C(/opt/launchproof/supervisor), where role P(dflash.launchproof.job#role) puts it.
+    type: str
+    choices: [auto, systemd, supervisor]
+    default: auto
   secrets:
     description:
       - Internal. The action plugin takes the secrets out of O(jobs) and hands them over here, by unit.
@@ -52,8 +62,8 @@ attributes:
     description: Secrets are shown by name alone.
   platform:
     support: full
-    platforms: Linux with systemd 240 or newer
-    description: Needs a target that systemd runs.
+    platforms: Linux
+    description: Needs systemd 240 or newer, or supervisor.
 notes:
   - Runs as root on the target.
   - The code of a job is sent only when the target does not have this version yet. It appears as a whole, C(code.dest)
@@ -111,7 +121,7 @@ undeclared:
   elements: str
   sample: [extraction@3.service]
 reloaded:
-  description: Whether systemd was told to read its units again.
+  description: Whether systemd was told to read its units again, or supervisor its programs.
   returned: always
   type: bool
 errors:
@@ -153,6 +163,7 @@ def main() -> None:
         argument_spec={
             "jobs": {"type": "list", "elements": "dict", "required": True},
             "gpus": {"type": "list", "elements": "str", "default": []},
+            "manager": {"type": "str", "choices": ["auto", "systemd", "supervisor"], "default": "auto"},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "delivered": {"type": "dict", "default": {}},
         },
@@ -164,7 +175,7 @@ def main() -> None:
     delivered = {name: install.Delivered(**given) for name, given in module.params["delivered"].items()}
     host = install.Host()
     try:
-        plan = install.make_plan(jobs, delivered, bundle.build(), host, module.check_mode)
+        plan = install.make_plan(jobs, delivered, bundle.build(), host, module.check_mode, module.params["manager"])
     except install.InstallError as error:
         fail(module, error.problems)
     if plan.needs_code and not module.check_mode:

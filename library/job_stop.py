@@ -12,8 +12,7 @@ version_added: 0.1.0
 author:
   - dflash.launchproof contributors (@dflash)
 description:
-  - Stops units and waits until they have ended. systemd asks each process to end, and ends it after the job's
-    C(timeout_stop).
+  - Stops units and waits until they have ended. Each job is asked to end, and ended after its C(timeout_stop).
   - Units end side by side, so the slowest one decides how long it takes. Nothing is selected by the text of a command
     line.
   - A unit that waits for its automatic restart counts as running and is stopped too. A unit that does not exist is
@@ -34,8 +33,8 @@ attributes:
     description: Shows the state of each unit before and after.
   platform:
     support: full
-    platforms: Linux with systemd
-    description: Needs a target that systemd runs.
+    platforms: Linux
+    description: Needs systemd, or jobs that role P(dflash.launchproof.job#role) installed.
 notes:
   - A stopped job starts again at the next boot, unless its C(autostart) is off, and at the next launch.
 seealso:
@@ -57,6 +56,7 @@ units:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager, supervisor
 
 # In these states there is nothing to stop; "activating" is also the wait for an automatic restart.
 ENDED = ("inactive", "failed")
@@ -69,9 +69,20 @@ def parse_states(output: str) -> dict[str, str]:
 
 
 def states(module: AnsibleModule, units: list[str]) -> dict[str, str]:
-    """What systemd says about the units now."""
+    """What systemd, or else the jobs' runners, say about the units now."""
+    if not manager.systemd_runs():
+        return {unit: state.active_state for unit, (state, _properties) in manager.show(units).items()}
     _rc, output, _err = module.run_command(["systemctl", "show", "-p", "Id,ActiveState", "--", *units], check_rc=True)
     return parse_states(output)
+
+
+def stop(module: AnsibleModule, units: list[str]) -> tuple[int, str]:
+    """Stop units, and wait; what systemctl ended with, and what it said."""
+    if not manager.systemd_runs():
+        supervisor.stop(units)
+        return 0, ""
+    rc, _out, err = module.run_command(["systemctl", "stop", "--", *units])
+    return rc, err
 
 
 def main() -> None:
@@ -84,7 +95,7 @@ def main() -> None:
     running = [unit for unit, state in before.items() if state not in ENDED]
     after = {unit: "inactive" if unit in running else state for unit, state in before.items()}
     if running and not module.check_mode:
-        rc, _out, err = module.run_command(["systemctl", "stop", "--", *running])
+        rc, err = stop(module, running)
         after = states(module, names)
         left = [unit for unit, state in after.items() if state not in ENDED]
         if rc != 0 or left:

@@ -26,6 +26,8 @@ from typing import Any, Optional
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import code as code_tree
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import units
 from ansible_collections.dflash.launchproof.plugins.module_utils.job.spec import Code, Job, Unit
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager, supervisor
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.systemd import SystemdError
 
 # Where systemd looks for a bare program name: DEFAULT_PATH_NORMAL, src/basic/path-util.h.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -61,7 +63,7 @@ class Delivered:
 class Plan:
     """What would change, in the order in which it is to change.
 
-    ``records`` come last, after systemd has read the units: a run takes its digest from its record, and one that starts
+    ``records`` come last, after the manager has read the units: a run takes its digest from its record, and one that starts
     by itself in between must not carry the digest of a configuration that it does not run with.
     """
 
@@ -203,6 +205,35 @@ class Host:
         """Whether a folder is there."""
         return os.path.isdir(self.at(path))
 
+    @property
+    def systemd(self) -> bool:
+        """Whether systemd runs this machine; else supervisor keeps the jobs."""
+        return self.is_dir(manager.SYSTEMD_RUNS)
+
+    def stop(self, unit: str) -> None:
+        """Stop a unit and wait for its end. Raises ApplyError."""
+        if self.systemd:
+            self._systemctl("stop", "--", unit)
+        else:
+            supervisor.stop([unit])
+
+    def reload(self) -> None:
+        """Make the manager read its files again. Raises ApplyError."""
+        if self.systemd:
+            self._systemctl("daemon-reload")
+            return
+        try:
+            supervisor.Manager().reload()
+        except (SystemdError, OSError) as error:
+            raise ApplyError(str(error)) from error
+
+    def _systemctl(self, *words: str) -> None:
+        code, output = self.run(["systemctl", *words])
+        if code != 0:
+            raise ApplyError(
+                f"systemctl {words[0]} {' '.join(words[2:])}".rstrip() + f" ended with {code}: {output.strip()}"
+            )
+
     def run(self, argv: list[str]) -> tuple[int, str]:
         """Exit code and output of a command of systemd."""
         environment = {**os.environ, "LC_ALL": "C.UTF-8", "SYSTEMD_COLORS": "0", "SYSTEMD_PAGER": ""}
@@ -218,7 +249,12 @@ class Host:
 
 
 def make_plan(
-    jobs: list[Job], delivered: Mapping[str, Delivered], program: bytes, host: Host, check_mode: bool = False
+    jobs: list[Job],
+    delivered: Mapping[str, Delivered],
+    program: bytes,
+    host: Host,
+    check_mode: bool = False,
+    wanted: str = "auto",
 ) -> Plan:
     """Look at the machine and say what would change. Writes nothing.
 
@@ -228,6 +264,7 @@ def make_plan(
         program: bytes of the launchproof zipapp.
         host: the machine.
         check_mode: a missing user, program or folder is then a warning: a step before this one would make it.
+        wanted: the manager that is declared: systemd, supervisor, or auto for the one that the machine has.
 
     Raises:
         InstallError: with every problem found.
@@ -235,12 +272,14 @@ def make_plan(
     plan = Plan()
     problems: list[str] = []
     known = _known_units(host)
-    doubtful = _check_machine(jobs, host, problems)
+    doubtful = _check_machine(jobs, host, problems, wanted)
     if check_mode:
         plan.warnings += [f"Only known once the steps before have been carried out: {text}" for text in doubtful]
     else:
         problems += doubtful
     _plan_program(program, host, plan, problems)
+    if not host.systemd:
+        _plan_supervisor(jobs, host, plan, problems)
     for job in jobs:
         given = delivered.get(job.name, Delivered())
         if job.code is not None:
@@ -251,7 +290,8 @@ def make_plan(
         given = delivered.get(job.name, Delivered())
         for unit in job.units:
             _plan_unit(job, unit, given, key, known, host, plan)
-        _plan_link(job, host, plan, problems)
+        if host.systemd:
+            _plan_link(job, host, plan, problems)
     if problems:
         raise InstallError(dict.fromkeys(problems))
     plan.undeclared = sorted(set(known) - {unit.name for job in jobs for unit in job.units})
@@ -281,31 +321,39 @@ def _plan_dropped(job: Job, unit: str, host: Host, plan: Plan) -> None:
     if job.dropped_instances == "keep":
         plan.warnings.append(
             f"{unit} is no longer declared by job {job.name}. It is left as it is: "
-            f"`systemctl stop {unit}` ends it, its runs stay in {units.STATE_DIR}/runs/{unit}."
+            f"`{stop_command(host)} {unit}` ends it, its runs stay in {units.STATE_DIR}/runs/{unit}."
         )
         return
 
-    def stop() -> None:
-        code, output = host.run(["systemctl", "stop", "--", unit])
-        if code != 0:
-            raise ApplyError(f"systemctl stop {unit} ended with {code}: {output.strip()}")
-
-    plan.add(unit, stop, "installed\n", "stopped and removed: no longer declared here\n")
+    plan.add(unit, lambda: host.stop(unit), "installed\n", "stopped and removed: no longer declared here\n")
     # The record last: as long as it is there, a removal that was cut off is taken up again.
-    for path in (units.dropin_path(unit), units.env_path(unit), units.secrets_path(unit), units.job_path(unit)):
+    files = (units.dropin_path(unit), supervisor.program_file(unit), units.env_path(unit), units.secrets_path(unit))
+    for path in (*files, units.job_path(unit)):
         if host.exists(path):
             plan.steps.append((path, lambda path=path: host.remove(path)))
     plan.units_changed = True
 
 
-def _check_machine(jobs: list[Job], host: Host, problems: list[str]) -> list[str]:
+def stop_command(host: Host) -> str:
+    """How a person stops a unit on this machine."""
+    return "systemctl stop" if host.systemd else f"{supervisor.SUPERVISORCTL} -c {supervisor.CONFIG} stop"
+
+
+def _check_machine(jobs: list[Job], host: Host, problems: list[str], wanted: str) -> list[str]:
     """Note what cannot work here; return what an earlier step of the same deployment may still put right."""
     doubtful = []
     if not host.is_root():
         problems.append("This user is not root. Connect as root, or set become: true.")
-    if not host.is_dir("/run/systemd/system"):
+    if wanted == "systemd" and not host.systemd:
         problems.append(
-            "systemd does not run this machine (/run/systemd/system is missing). Use a machine whose PID 1 is systemd."
+            f"manager is systemd, which does not run this machine ({manager.SYSTEMD_RUNS} is missing). Use auto, for "
+            "which supervisor keeps the jobs there, or a machine whose PID 1 is systemd."
+        )
+    elif wanted == "supervisor" and host.systemd:
+        problems.append("manager is supervisor, and systemd runs this machine. Use auto, or systemd.")
+    if not host.systemd and host.program(supervisor.SUPERVISORD) is None:
+        doubtful.append(
+            f"{supervisor.SUPERVISORD} is missing, which keeps jobs where no systemd runs. Role job makes it."
         )
     for job in jobs:
         if not host.user_exists(job.user):
@@ -335,6 +383,19 @@ def _plan_program(program: bytes, host: Host, plan: Plan, problems: list[str]) -
         plan.add(path, lambda: host.write(path, program, 0o755), *(_hashes(before, program)))
     if host.link(link) != path:
         plan.add(link, lambda: host.symlink(path, link), "", f"link to {path}\n")
+
+
+def _plan_supervisor(jobs: list[Job], host: Host, plan: Plan, problems: list[str]) -> None:
+    before = host.read(supervisor.CONFIG)
+    if before is not None and not before.startswith(units.MARK.encode()):
+        problems.append(f"{supervisor.CONFIG} is there and was not written by us. Move it away.")
+    _plan_file(units.File(supervisor.CONFIG, units.SUPERVISOR_TEXT), host, plan)
+    for job in jobs:
+        lost = [name for name in ("memory_max", "unit_options") if getattr(job, name)]
+        if lost:
+            plan.warnings.append(
+                f"job {job.name}: {' and '.join(lost)} need systemd, and have no effect on this machine."
+            )
 
 
 def _plan_code(code: Code, given: Delivered, host: Host, plan: Plan, problems: list[str]) -> None:
@@ -422,26 +483,27 @@ def _deliver(given: Delivered, version: str, host: Host, plan: Plan) -> None:
 
 def _plan_units(job: Job, host: Host, plan: Plan, problems: list[str]) -> None:
     changed = []
-    for file in units.unit_files(job):
+    files = units.unit_files(job) if host.systemd else units.program_files(job)
+    for file in files:
         name = os.path.basename(file.path)
         before = host.read(file.path)
         if (before is not None and not before.startswith(units.MARK.encode())) or host.link(file.path) is not None:
             problems.append(
                 f"job {job.name}: {file.path} is there and was not written by us. Give the job another name."
             )
-        elif before is None and ".d/" not in file.path:
+        elif host.systemd and before is None and ".d/" not in file.path:
             hidden = [f"{folder}/{name}" for folder in VENDOR_UNIT_DIRS if host.exists(f"{folder}/{name}")]
             if hidden:
                 problems.append(f"job {job.name}: it would hide {hidden[0]} of the system. Give the job another name.")
         if before != file.text.encode():
             changed.append(file)
-    if changed and not problems:
+    if changed and not problems and host.systemd:
         problems += verify(job, host)
     for file in changed:
         _plan_file(file, host, plan)
         plan.units_changed = True
     # An instance that lost its own arguments keeps no drop-in.
-    wanted = {file.path for file in units.unit_files(job)}
+    wanted = {file.path for file in files}
     for unit in job.units if job.templated else ():
         path = units.dropin_path(unit.name)
         before = host.read(path)
@@ -590,10 +652,12 @@ def _hashes(before: Optional[bytes], after: bytes) -> tuple[str, str]:
 
 
 def needs_reload(jobs: list[Job], host: Host) -> bool:
-    """Whether systemd still goes by an older state than the files say, also because an earlier deployment was cut off.
+    """Whether the manager still goes by an older state than the files say, also because an earlier deployment was cut off.
 
-    A unit that is not loaded is read afresh at its start; what a loaded one lacks it says itself.
+    A unit that systemd has not loaded is read afresh at its start; what a loaded one lacks it says itself.
     """
+    if not host.systemd:
+        return bool(jobs) and supervisor.needs_reload()
     names = [unit.name for job in jobs for unit in job.units]
     code, output = host.run(["systemctl", "show", "-p", "Id,NeedDaemonReload,Wants", "--", "multi-user.target", *names])
     if code != 0:
@@ -606,7 +670,7 @@ def needs_reload(jobs: list[Job], host: Host) -> bool:
 
 
 def apply(plan: Plan, host: Host, reload: bool) -> None:
-    """Carry out a plan, with a daemon-reload in its place.
+    """Carry out a plan; in its place the manager reads its files again.
 
     Raises:
         ApplyError, CodeError, OSError: something is written and something is not; another call completes it.
@@ -614,8 +678,6 @@ def apply(plan: Plan, host: Host, reload: bool) -> None:
     for _label, step in plan.steps:
         step()
     if reload:
-        code, output = host.run(["systemctl", "daemon-reload"])
-        if code != 0:
-            raise ApplyError(f"systemctl daemon-reload ended with {code}: {output.strip()}")
+        host.reload()
     for _label, step in plan.records:
         step()

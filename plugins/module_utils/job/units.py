@@ -1,7 +1,7 @@
 # Copyright (c) dflash.launchproof contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Jobs into the files that systemd and the prover read, and into the digest that decides a restart. Pure."""
+"""Jobs into the files that systemd or supervisor and the prover read, and into the digest that decides a restart. Pure."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.job.spec import Job, Unit
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import supervisor
 
 UNIT_DIR = "/etc/systemd/system"
 CONFIG_DIR = "/etc/launchproof"
@@ -22,6 +23,44 @@ PROGRAM_FILE = "/usr/local/lib/launchproof/launchproof"
 
 # First line of every unit file of ours: what lacks it belongs to somebody else and is never replaced.
 MARK = "# Written by dflash.launchproof"
+
+# Nothing of a job is in its program but the name, so that a change of the job never makes supervisor end it. The runner itself
+# ends the job when its time to stop is over, long before supervisor would end the runner; it starts it again after a failure.
+PROGRAM_TEXT = """\
+{mark} for job {job}; the next deployment replaces changes made here.
+[program:{unit}]
+command={program} run-job {unit}
+autostart=false
+autorestart=unexpected
+exitcodes=0
+startsecs=0
+stopwaitsecs=604800
+stdout_logfile=NONE
+redirect_stderr=true
+"""
+SUPERVISOR_TEXT = f"""\
+{MARK}; the next deployment replaces changes made here.
+[supervisord]
+logfile={STATE_DIR}/supervisord.log
+logfile_maxbytes=1MB
+logfile_backups=1
+pidfile=/run/launchproof/supervisord.pid
+umask=022
+user=root
+
+[unix_http_server]
+file={supervisor.SOCKET}
+chmod=0700
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+
+[supervisorctl]
+serverurl=unix://{supervisor.SOCKET}
+
+[include]
+files={supervisor.PROGRAMS}/*.conf
+"""
 
 # In double quotes systemd unescapes these and nothing else: SHELL_NEED_ESCAPE, src/basic/escape.h.
 ENV_ESCAPES = str.maketrans({character: "\\" + character for character in '"\\`$'})
@@ -164,6 +203,17 @@ def unit_files(job: Job) -> list[File]:
     return files
 
 
+def program_files(job: Job) -> list[File]:
+    """What tells supervisor of a job's runners, one file a unit."""
+    return [
+        File(
+            supervisor.program_file(unit.name),
+            PROGRAM_TEXT.format(mark=MARK, job=job.name, unit=unit.name, program=PROGRAM),
+        )
+        for unit in job.units
+    ]
+
+
 def instance_sections(unit: Unit) -> Sections:
     """What an instance has of its own in its unit; the empty ExecStart= takes back the template's."""
     return {"Service": {"ExecStart": ("", exec_line(unit.argv))}} if unit.extra else {}
@@ -247,6 +297,15 @@ def record(
         "log": f"{STATE_DIR}/runs/{unit.name}/current/log",
         "proof": dict(unit.proof),
         "secrets_file": secrets_path(unit.name) if unit.secrets else None,
+        # What the runner does where no unit file says it.
+        "working_directory": job.working_directory or "/",
+        "environment_files": [env_path(unit.name)] + ([secrets_path(unit.name)] if unit.secrets else []),
+        "notify": job.notify,
+        "watchdog": job.watchdog,
+        "restart": job.restart,
+        "timeout_stop": job.timeout_stop,
+        "no_new_privileges": True,
+        "autostart": job.autostart,
         "gpus": None if unit.gpus is None else list(unit.gpus),
         "code_hash": code,
         "versions": {"lock": lock} if lock else {},

@@ -195,6 +195,22 @@ def run(options: argparse.Namespace, paths: ledger.Paths) -> int:
     return status
 
 
+def up(options: argparse.Namespace, paths: ledger.Paths) -> int:
+    """Start all jobs that a boot is to start. Where systemd runs the machine it does that itself."""
+    if manager.systemd_runs():
+        raise session.SessionError(
+            "systemd runs this machine, and starts its jobs at a boot; up is for machines without"
+        )
+    records = (ledger.read_json(paths.job(job["unit"])) or {} for job in session.declared_jobs(paths))
+    units = [record["unit"] for record in records if record.get("autostart")]
+    with manager.connect() as connection:
+        connection.reload()
+        answers = connection.order("StartUnit", units)
+    for unit, answer in answers.items():
+        say("%s: %s" % (unit, answer if isinstance(answer, systemd.SystemdError) else "started, not proved"))
+    return FAILED if any(isinstance(answer, systemd.SystemdError) for answer in answers.values()) else OK
+
+
 def watch(options: argparse.Namespace, paths: ledger.Paths) -> int:
     """Prove without an end: print each change of a unit's state, keep a Prometheus text file up to date."""
     parameters = {"state": "observed", "jobs": [{"unit": unit} for unit in options.units], "timeout": FOREVER}
@@ -401,6 +417,8 @@ def parser() -> argparse.ArgumentParser:
         "--seconds", type=float, metavar="S", help="end publishing after so long (default: with the container)"
     )
     cards.set_defaults(function=gpus.main)
+    boot = commands.add_parser("up", help="start all jobs with autostart, at the boot of a machine without systemd")
+    boot.set_defaults(function=up)
     stay = commands.add_parser("watch", help="prove without an end: print each change until it is stopped")
     stay.add_argument("units", nargs="*", metavar="UNIT", help="default: every job delivered to this machine")
     stay.add_argument("--json", action="store_true", help="one JSON row a line")

@@ -22,14 +22,17 @@ from dataclasses import replace
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger, runner
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import UnitState
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.process import open_pidfd
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.systemd import SystemdError
 
 SUPERVISORD = "/opt/launchproof/supervisor/bin/supervisord"
+SUPERVISORCTL = "/opt/launchproof/supervisor/bin/supervisorctl"
 CONFIG = "/etc/launchproof/supervisor.conf"
 PROGRAMS = "/etc/launchproof/supervisor.d"
 SOCKET = "/run/launchproof/supervisor.sock"
 # Faults of supervisor's XML-RPC: xmlrpc.py, class Faults.
-ALREADY_ADDED, ALREADY_STARTED, STILL_RUNNING = 90, 60, 91
+ALREADY_ADDED, ALREADY_STARTED, NOT_RUNNING, STILL_RUNNING = 90, 60, 70, 91
 COME_UP = 10.0  # s in which a runner that was started must have begun a run
 
 
@@ -57,13 +60,13 @@ def program_file(unit: str) -> str:
 class Manager:
     """The units of this machine, with the methods of systemd.Manager. Raises SupervisorError.
 
-    I(job_ended) is told of the starts that were asked for here. There is nothing to tell I(changed): what changes does so in
-    the folders of the runs.
+    I(job_ended) is told of the starts that were asked for here, I(changed) of runners that have ended: all else changes in the
+    folders of the runs.
     """
 
     def __init__(self, loop=None, changed=None, job_ended=None, paths: ledger.Paths | None = None):
         self.paths = paths or ledger.Paths()
-        self._on_job_ended = job_ended
+        self._loop, self._on_changed, self._on_job_ended = loop, changed, job_ended
         self._asked = {}  # unit -> (start or stop, id of the run before, CLOCK_BOOTTIME)
         self._ended = []
         self._killed = {}  # (unit, run id) -> UnitState: of runners that were killed
@@ -157,21 +160,31 @@ class Manager:
         if not os.path.exists(program_file(unit)):
             detach(unit)
             return True
+        server = supervisord(start=True).supervisor
         try:
-            supervisord(start=True).supervisor.startProcess(unit, False)
-        except xmlrpc.client.Fault as fault:
-            if fault.faultCode != ALREADY_STARTED:
-                raise SupervisorError(
-                    "supervisor does not start %s: %s" % (unit, fault.faultString), lasting=True
-                ) from fault
+            if not _but(server.startProcess, unit, ALREADY_STARTED):
+                # The runner before has ended just now, and supervisor is yet to notice it: this waits until it has.
+                _but(server.stopProcess, unit, NOT_RUNNING)
+                _but(server.startProcess, unit, ALREADY_STARTED)
+        except OSError as error:
+            raise SupervisorError("supervisor went away: %s" % error) from error
         return True
 
     def _stop(self, unit: str, _state: UnitState, alive: bool) -> bool:
         """The runner ends with 0 then, after which supervisor does not start it again."""
         data = ledger.read_json(runner.state_path(self.paths, unit)) if alive else None
-        if data:
-            runner.kill((data["runner"]["pid"],), signal.SIGTERM)
-        return alive
+        if not data:
+            return False
+        descriptor = open_pidfd(data["runner"]["pid"]) if self._loop else None
+        if descriptor is not None:
+            self._loop.add(descriptor, lambda: self._on_runner_end(descriptor, unit))
+        runner.kill((data["runner"]["pid"],), signal.SIGTERM)
+        return True
+
+    def _on_runner_end(self, descriptor: int, unit: str) -> None:
+        self._loop.remove(descriptor)
+        os.close(descriptor)
+        self._on_changed(unit)
 
     def reset_failed(self, units: list) -> None:
         """Each start that is asked for counts the restarts anew."""
@@ -187,15 +200,33 @@ class Manager:
                 _but(server.addProcessGroup, name, ALREADY_ADDED)
 
 
-def _but(method, name: str, expected: int) -> None:
-    """Call a method of supervisor's whose fault I(expected) does not matter."""
+def _but(method, name: str, expected: int) -> bool:
+    """Call a method of supervisor's whose fault I(expected) is no error. Return whether there was none."""
     try:
         method(name)
+        return True
     except xmlrpc.client.Fault as fault:
         if fault.faultCode != expected:
             raise SupervisorError(
                 "supervisor does not take %s: %s" % (name, fault.faultString), lasting=True
             ) from fault
+        return False
+
+
+def needs_reload() -> bool:
+    """Whether supervisor does not run, or knows other programs than are declared."""
+    server = supervisord(start=False)
+    return server is None or any(server.supervisor.reloadConfig()[0])
+
+
+def stop(units: list) -> None:
+    """Stop I(units), side by side, and return when all have ended."""
+    loop = Loop()
+    manager = Manager(loop, lambda _unit: None)
+    manager.order("StopUnit", units)
+    while any(state.pending_job for state, _properties in manager.show(units).values()):
+        loop.step(1.0)
+    loop.close()
 
 
 def supervisord(start: bool):

@@ -10,6 +10,7 @@ import json
 import pytest
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.testing import patch_module_args
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager
 from ansible_collections.dflash.launchproof.plugins.modules import job_stop
 
 
@@ -29,6 +30,7 @@ class Systemd:
 
 
 def call(systemd, monkeypatch, capsys, check=False):
+    monkeypatch.setattr(manager, "systemd_runs", lambda: True)
     monkeypatch.setattr(AnsibleModule, "run_command", lambda self, argv, **more: systemd(self, argv, **more))
     with patch_module_args({"units": list(systemd.states), "_ansible_check_mode": check}), pytest.raises(SystemExit):
         job_stop.main()

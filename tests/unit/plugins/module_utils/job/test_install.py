@@ -177,7 +177,41 @@ def test_another_user_than_root(machine):
 
 def test_a_machine_without_systemd(machine):
     os.rmdir(machine.at("/run/systemd/system"))
-    assert problems(machine, read())[0].startswith("systemd does not run this machine")
+    assert problems(machine, read()) == [
+        "/opt/launchproof/supervisor/bin/supervisord is missing, which keeps jobs where no systemd runs. Role job makes it."
+    ]
+    machine.write("/opt/launchproof/supervisor/bin/supervisord", b"", 0o755)
+    jobs = read({"memory_max": "1G", "unit_options": {"Service": {"Nice": 5}}, "instances": [{"id": "1"}, {"id": "2"}]})
+    found = plan(machine, jobs)
+    assert found.warnings == ["job a: memory_max and unit_options need systemd, and have no effect on this machine."]
+    install.apply(found, machine, reload=False)
+    tree = machine.tree()
+    assert not [path for path in tree if path.startswith("/etc/systemd")]
+    program = tree["/etc/launchproof/supervisor.d/a@2.service.conf"][2].decode()
+    assert "[program:a@2.service]\ncommand=/usr/local/bin/launchproof run-job a@2.service\n" in program
+    record = json.loads(tree["/etc/launchproof/jobs/a@2.service.json"][2])
+    assert (record["restart"], record["working_directory"], record["autostart"]) == ("on-failure", "/", True)
+    assert not plan(machine, jobs).changes
+
+
+def test_a_manager_that_the_machine_does_not_have(machine):
+    with pytest.raises(install.InstallError, match=r"manager is supervisor, and systemd runs this machine\."):
+        install.make_plan(read(), {}, PROGRAM, machine, wanted="supervisor")
+    os.rmdir(machine.at("/run/systemd/system"))
+    with pytest.raises(install.InstallError, match=r"manager is systemd, which does not run this machine"):
+        install.make_plan(read(), {}, PROGRAM, machine, wanted="systemd")
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [("supervisor.conf", "was not written by us"), ("supervisor.d/a.service.conf", "was not written by us")],
+)
+def test_supervisors_files_of_others_are_not_replaced(machine, path, text):
+    os.rmdir(machine.at("/run/systemd/system"))
+    machine.write("/opt/launchproof/supervisor/bin/supervisord", b"", 0o755)
+    machine.write("/etc/launchproof/" + path, b"[supervisord]\n", 0o644)
+    (problem,) = problems(machine, read())
+    assert f"/etc/launchproof/{path} is there and {text}" in problem
 
 
 def test_programs_within_the_code_are_not_looked_for_on_the_machine(machine, source, tmp_path):
