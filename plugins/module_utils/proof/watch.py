@@ -9,7 +9,7 @@ from __future__ import annotations
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Verdict
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop, allow_many_files
 
 TICK = 1.0  # s between samples of what sends no events
 STORM = 32  # units from which on a pause as long as the asking took comes after it
@@ -23,6 +23,7 @@ class Watch:
     """
 
     def __init__(self, loop: Loop, units: list, report, job_ended=None):
+        allow_many_files()
         self.loop, self.units, self.report = loop, units, report
         self.manager = manager.connect(loop, self._on_change, job_ended)
         self._by_name = {item.unit: item for item in units}

@@ -77,6 +77,9 @@ class Groups:
         except OSError:
             return None
         descriptor = ctypes.CDLL(None, use_errno=True).eventfd(0, os.O_CLOEXEC | os.O_NONBLOCK)  # os.eventfd is of 3.10
+        if descriptor < 0:
+            os.close(control)
+            return None
         try:
             with open(path + "/cgroup.event_control", "w", encoding="ascii") as handle:
                 handle.write("%d %d" % (descriptor, control))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import struct
 
@@ -20,6 +21,12 @@ CONTENT = IN_MODIFY | IN_ATTRIB | IN_OPEN | IN_MOVE_SELF | IN_DELETE_SELF
 _HEADER = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len; inotify(7)
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def allow_many_files() -> None:
+    """Raise this process's limit of open files as far as it may: a unit takes three, and systemd gives 1024 by default."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class Loop:

@@ -35,7 +35,7 @@ PROPERTIES = {
 }  # fmt: skip
 DEPENDENCIES = {"Requires", "BindsTo", "Requisite"}
 INFINITY = 2**64 - 1  # of a time or a size
-TIMEOUT = 90.0  # s: a manager that says nothing for so long is not going to; one that starts hundreds of units answers late
+TIMEOUT = 90.0  # s without any answer: one that starts hundreds of units answers late
 AWAY_TIMEOUT, AWAY_PAUSE = 10.0, 0.05  # s that a manager may be away (re-executed), and s between two attempts
 # What the bus says of a manager that is just away.
 AWAY = ("Error.NoReply", "Error.Disconnected", "Error.ServiceUnknown", "Error.NameHasNoOwner", "Error.Timeout")
