@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from tests.integration import matrix
 from tests.integration.cases import STEP, Case
-from tests.support.container import REPO, Container
+from tests.support.prepared import Prepared
 
 pytestmark = pytest.mark.container
-PACKAGES = REPO / f".venv-workload/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 # The real program; its 20th loss waits as a collective does whose partner is gone: in a thread, for ever.
 TRAINING = """#!/usr/bin/python3
@@ -59,19 +56,8 @@ CASES = [
 ]
 
 
-class Prepared(Container):
-    """A container that sees the programs and their packages, read-only."""
-
-    def start(self) -> None:
-        with open(self.folder / "config", "a") as config:
-            for source, place in ((REPO / "workload", "opt/workload"), (PACKAGES, "opt/packages")):
-                config.write(f"lxc.mount.entry = {source} {place} none bind,ro,create=dir 0 0\n")
-        super().start()
-
-
 @pytest.fixture(scope="module")
 def outcomes():
-    assert PACKAGES.is_dir(), f"{PACKAGES} is made by ./test workload"
     with Prepared("lpt-workload", network=False) as container:
         matrix.deliver(container, CASES)
         # One after the other: two imports of torch at once need longer than both in turn.

@@ -37,20 +37,20 @@ class S3:
         return f"s3://{name}/data"
 
 
-def start_s3(root: Path, port: int = 0, keys: str = f"{KEY},{SECRET}") -> S3:
+def start_s3(root: Path, port: int = 0, keys: str = f"{KEY},{SECRET}", address: str = "127.0.0.1") -> S3:
     """Serve the folders below ``root`` as buckets; on a free port, unless one is given."""
     if not port:
         with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((address, 0))
             port = probe.getsockname()[1]
     rclone = Path(sys.executable).with_name("rclone")
-    argv = [rclone, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", keys, "--config", "", root]
+    argv = [rclone, "serve", "s3", "--addr", f"{address}:{port}", "--auth-key", keys, "--config", "", root]
     process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 20
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return S3(f"http://127.0.0.1:{port}", root, process)
+            socket.create_connection((address, port), 1).close()
+            return S3(f"http://{address}:{port}", root, process)
         except OSError:
             assert process.poll() is None and time.monotonic() < deadline, "rclone serve s3 did not start"
             time.sleep(0.02)

@@ -247,9 +247,11 @@ class Manager:
     def order(self, method: str, units: list) -> dict:
         """Ask for a job of each unit, by StartUnit or StopUnit: {unit: its job's path, or SystemdError where it is refused}.
 
+        A target is started alone: what it wants is asked for by name, and an instance that has completed must not run again.
         Raises SystemdError where the manager went away meanwhile: some may have been asked for.
         """
-        answers = self._ask([(SYSTEMD, OBJECT, MANAGER, method, "ss", (unit, "replace")) for unit in units])
+        modes = ["ignore-dependencies" if unit.endswith(".target") else "replace" for unit in units]
+        answers = self._ask([(SYSTEMD, OBJECT, MANAGER, method, "ss", pair) for pair in zip(units, modes)])
         return {
             unit: SystemdError(answer.error[1], lasting=True) if answer.error else answer.values()[0]
             for unit, answer in zip(units, answers)
