@@ -441,6 +441,8 @@ def oom_killed(v: View) -> Finding | None:
         if v.oom_survived:
             return None
         seen = v.facts.oom_at if v.facts.oom_at is not None else v.facts.at
+        if v.restarts and seen < v.began:
+            return None  # that ended the run before this one: the restart is what there is to tell
         since = seen + v.spec.process.stable_for
     return Finding(
         "oom_killed", since, f"the kernel killed for memory in {v.unit}: lower the batch size, or {limit}", evidence
@@ -744,7 +746,10 @@ def no_progress_yet(v: View) -> Finding | None:
         return None
     what = v.spec.progress.pattern or v.spec.progress.json_field
     remedy = f"{v.unit} writes to {v.path} and no line has a value for {what!r}: correct the pattern, or raise deadlines.first_progress"
+    if v.log.ranks:
+        remedy = f"{v.unit} has no progress{v.of_ranks}: see in {v.path} what the others wait for"
     evidence = {
+        **({"ranks": list(v.log.ranks)} if v.log.ranks else {}),
         "looked_for": what,
         "deadline_s": v.spec.deadlines.first_progress,
         **v.log_evidence(),
@@ -764,7 +769,8 @@ def stalled(v: View) -> Finding | None:
         "gpu_idle": "the GPUs idle: look at the data loader and its storage",
         "": f"it {'uses CPU' if v.busy else 'does nothing'}: see where it hangs (py-spy dump)",
     }
-    remedy = f"{v.unit} has stood at {number(v.progress.last)} for more than {v.stall_after:g} s: {fixes[detail]}"
+    who = f"Rank {v.progress.rank} of {v.unit}" if v.progress.rank is not None else v.unit
+    remedy = f"{who} has stood at {number(v.progress.last)} for more than {v.stall_after:g} s: {fixes[detail]}"
     evidence = {
         "detail": detail,
         "stall_after_s": v.stall_after,

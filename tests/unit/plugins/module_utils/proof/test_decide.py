@@ -75,6 +75,7 @@ def process(pid: int = 70, **changes: Any) -> f.Process:
     return replace(f.Process(pid, BEGAN, "S", pid == 70, ("python", "train.py")), **changes)
 
 
+RANKS = {"pattern": r"step=(?P<step>\d+) rank=(?P<rank>\d+)", "ranks": 2, "within": 20}
 SILENT = log(new_bytes=0, written_at=None, tail=())
 MAIN = (process(),)
 NO_START: dict[str, Any] = {
@@ -740,6 +741,25 @@ CASES = [
         at_once=False,
         evidence={"stall_after_s": 600.0},
     ),
+    Case(
+        "one-rank-of-two-never-steps",
+        "no_progress_yet",
+        902,
+        {"log": log(ranks=("0",))},
+        {"progress": RANKS},
+        evidence={"ranks": ["0"]},
+        remedy="no progress of 1 of 2 ranks (rank 0 has one)",
+        at_once=False,
+    ),
+    Case(
+        "one-rank-of-two-stands",
+        "stalled",
+        22.5,
+        {"log": log(ranks=("0", "1"), progress=progress(rank="1", ranks={"0": 5.0, "1": 4.0}))},
+        {"progress": RANKS},
+        remedy="Rank 1 of job.service has stood at 4",
+        at_once=False,
+    ),
     Case("first-value-only", "stalled", 22, {"log": log(progress=progress(0))}, {"progress": STEP}, at_once=False),
     # 29
     Case(
@@ -843,6 +863,8 @@ HEALTHY = [
                                                                 "processes": (process(has_log=True, outputs=(LOG,)),)}),
     Case("stale-pid-file-and-the-program-lives", "ok_started", 11, {
         "systemd": up(type="forking", pid_file="/run/x.pid"), "processes": (process(started_at=T0 - 90), process(71))}),
+    Case("restarted-after-it-ran-out-of-memory", "", 5, {
+        "systemd": up(n_restarts=1), "exits": (f.Exit(BEGAN - 1, f.KILLED, 9, "first"),), "oom_kills": 1, "oom_at": BEGAN - 1}),
     Case("own-file-handler", "ok_started", 61, {"processes": (process(has_log=False, outputs=("/dev/null",)),)}),
     Case("exec-of-a-program-that-exits-with-203", "exited_nonzero", 3, died(203)),
     Case("main-process-gone-from-proc-before-systemd-says-so", "", 6, {"processes": ()}),
