@@ -157,6 +157,16 @@ def test_without_an_inotify_instance_nothing_is_watched_and_descriptors_still_ar
     loop.close()
 
 
+def test_a_prover_of_many_units_may_open_as_many_files():
+    code = (
+        "import resource as r; from %s import allow_many_files; hard = r.getrlimit(r.RLIMIT_NOFILE)[1];"
+        "r.setrlimit(r.RLIMIT_NOFILE, (64, hard)); allow_many_files(); print(r.getrlimit(r.RLIMIT_NOFILE)[0] == hard)"
+    ) % events.__name__
+    environ = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_what_is_not_there_cannot_be_watched(loop, tmp_path):
     assert loop.watch(str(tmp_path / "none"), events.NAMES, print) is None
     loop.unwatch(None)
