@@ -292,6 +292,7 @@ def train(
                 save()
     if step != saved:
         save()
+    numbers_to.close()
     return {"reason": "done" if args.max_steps and step >= args.max_steps else "sigterm", "step": step}
 
 

@@ -44,6 +44,11 @@ class Metrics:
         if self._wandb:
             self._wandb.log(dict(flat(values)), step=step)
 
+    def close(self) -> None:
+        """Finish what has an end; the files have none."""
+        if self._wandb:
+            self._wandb.finish()
+
 
 def flat(values: dict[str, float | list[int]]) -> Iterator[tuple[str, float]]:
     """One name a number; the numbers of a list are ``name/0``, ``name/1``, …"""

@@ -256,17 +256,19 @@ def test_metrics_are_json_lines_and_prometheus_textfile(here, texts, tmp_path):
 
 @pytest.mark.shows("W48")
 def test_a_wandb_run_is_offline(here, texts, tmp_path, monkeypatch):
-    logged = []
+    logged, finished = [], []
 
     def init(project, dir):
         assert __import__("os").environ["WANDB_MODE"] == "offline"
-        return SimpleNamespace(log=lambda values, step: logged.append((step, values)))
+        return SimpleNamespace(
+            log=lambda values, step: logged.append((step, values)), finish=lambda: finished.append(True)
+        )
 
     monkeypatch.setitem(__import__("sys").modules, "wandb", SimpleNamespace(init=init))
     monkeypatch.delenv("WANDB_MODE", raising=False)
     here(program, arguments(texts, tmp_path, metrics="wandb"))
     step, values = logged[-1]
-    assert step == 10 and values["loss"] > 0 and "bucket_drawn/0" in values
+    assert finished == [True] and step == 10 and values["loss"] > 0 and "bucket_drawn/0" in values
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
