@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.python_env import LOOK, unseen
 
 from tests.support.nvml import standin
 from tests.support.nvml.standin import UNKNOWN_MEMORY, Gpu, Listed, State
@@ -125,6 +126,24 @@ def test_mig_instances_take_their_gpus_place(ask):
     assert found["devices"] == [["MIG-1", 0, 0, "GPU-aa"], ["MIG-2", 0, 0, "GPU-aa"], ["GPU-bb", 1, 1, ""]]
     assert found["processes"] == {"MIG-1": {}, "MIG-2": {"11": 5 << 20}, "GPU-bb": {"12": 1 << 30}}
     assert "Not Supported" in found["busy"]["MIG-1"]["unknown"]
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "problem"),
+    [
+        (State(gpus=TWO), ["GPU-bb", "0"], None),
+        (State(gpus=TWO), ["GPU-cc"], "does not see GPU-cc; it sees GPU-aa, GPU-bb"),
+        (State(gpus=TWO, init=18), ["GPU-aa"], "Driver/library version mismatch"),
+        (State(gpus=[Gpu("GPU-aa", lost=True)]), ["0"], "GPU is lost"),
+    ],
+)
+def test_the_jobs_own_environment_has_to_see_its_gpus(libraries, tmp_path, state, wanted, problem):
+    """What module python_env asks the environment's Python, before anything is launched."""
+    state.write(tmp_path / "state")
+    env = {**os.environ, "LD_LIBRARY_PATH": str(libraries), "NVML_STANDIN": str(tmp_path / "state")}
+    done = subprocess.run([sys.executable, "-I", "-c", LOOK], env=env, capture_output=True, text=True, check=True)
+    found = unseen(json.loads(done.stdout), wanted)
+    assert found is None if problem is None else problem in found
 
 
 def test_others_programs_run_on_the_stand_in_unchanged(libraries, tmp_path):
