@@ -133,7 +133,7 @@ def test_mig_instances_take_their_gpus_place(ask):
     [
         (State(gpus=TWO), ["GPU-bb", "0"], None),
         (State(gpus=TWO), ["GPU-cc"], "does not see GPU-cc; it sees GPU-aa, GPU-bb"),
-        (State(gpus=TWO, init=18), ["GPU-aa"], "Driver/library version mismatch"),
+        (State(gpus=TWO, init=18), ["GPU-aa"], "version mismatch"),
         (State(gpus=[Gpu("GPU-aa", lost=True)]), ["0"], "GPU is lost"),
     ],
 )
