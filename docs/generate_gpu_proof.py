@@ -147,6 +147,7 @@ def section(run: dict) -> str:
         ["taken", f"{machine['taken_at']}, {run['seconds']:.0f} s in all"],
         ["commit", machine["commit"] + (f", with changes in {', '.join(machine['uncommitted'])}" if machine["uncommitted"] else "")],
         ["not as expected", "; ".join(run["problems"]) or "nothing"],
+        *([["note", run["note"]]] if "note" in run else []),
     ]  # fmt: skip
     right, all_of_them = sum(fault["right"] for fault in run["faults"].values()), len(run["faults"])
     return "\n\n".join([
