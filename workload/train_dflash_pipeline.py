@@ -6,18 +6,20 @@
 
 Target threads fill a bucketed queue, drafter threads drain it; --source s3 fills it from extraction's committed batches
 instead.  With several drafters each has a replica; their gradients are averaged on the first, which steps and hands its
-weights back.
+weights back.  Under torchrun several such processes train as one in the same way.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from common import metrics, runtime
+from common.place import take_gpus
 from common.runtime import Fatal, Job, whole
 
 
@@ -74,6 +76,12 @@ def parser() -> argparse.ArgumentParser:
     place.add_argument(
         "--drafter-gpus", type=places, default="cpu", help="indexes among the visible GPUs, or cpu; one thread each"
     )
+    place.add_argument(
+        "--peer-timeout",
+        type=whole(1),
+        default=300,
+        help="under torchrun: seconds that the other ranks may take to join, for a step and for a checkpoint",
+    )
     place.add_argument("--threads", type=whole(1), default=1, help="torch threads of one operation on the CPU")
     place.add_argument(
         "--attn", choices=("sdpa", "flex"), help="the drafter's attention; unset: flex on GPUs, sdpa on the CPU"
@@ -117,16 +125,18 @@ def parser() -> argparse.ArgumentParser:
 def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
     """Load, resume, train; returns the fields of the exit line."""
     check_arguments(args)
+    take_gpus(job.place)
     # Imported late: the first line and the arguments must not wait for torch.
     import torch
-    from common import attention, files, fx_guard, sources
+    from common import attention, files, fx_guard, ranks, sources
     from common import store as stores
     from common import target as targets
     from common.telemetry import Telemetry
 
     torch.set_num_threads(args.threads)
     torch.set_float32_matmul_precision("high")
-    files.check_folder(args.ckpt_dir)
+    if job.place.rank == 0:
+        files.check_folder(args.ckpt_dir)
     job.telemetry = Telemetry(job.warn)
     args.targets = [targets.device_of(gpu) for gpu in args.target_gpus]
     args.drafters = [targets.device_of(gpu) for gpu in args.drafter_gpus]
@@ -155,6 +165,11 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         usable = [sample for sample in usable if sample.id in there]
     if not usable:
         raise Fatal(runtime.BAD_DATA, "bad_data", f"--data {args.data}: no sample has three tokens.")
+    producers = job.place.world * len(args.targets)
+    if len(usable) < producers:
+        raise Fatal(
+            runtime.BAD_DATA, "bad_data", f"--data {args.data}: {len(usable)} samples for {producers} target threads."
+        )
     mask_id = loaded.mask_token(args.mask_token_id)
     if args.check:
         return {"reason": "check", "samples": len(usable)}
@@ -171,8 +186,14 @@ def body(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         "block_size": args.block_size,
         "mask_token_id": mask_id,
     }
-    with files.exclusive(args.ckpt_dir):
-        return train(job, args, loaded, usable, mask_id, identity, committed)
+    # Rank 0 alone touches the folder.
+    with files.exclusive(args.ckpt_dir) if job.place.rank == 0 else contextlib.nullcontext():
+        together = (
+            ranks.Alone()
+            if job.place.alone
+            else ranks.Ranks(job, job.place, args.drafters[0], timeout=args.peer_timeout)
+        )
+        return train(job, args, loaded, usable, mask_id, identity, together, committed)
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -190,7 +211,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def train(
-    job: Job, args, loaded, samples: list, mask_id: int, identity: dict[str, Any], committed=None
+    job: Job, args, loaded, samples: list, mask_id: int, identity: dict[str, Any], ranks, committed=None
 ) -> dict[str, Any]:
     """Run steps until --max-steps or a stop request; a checkpoint is written either way."""
     import torch
@@ -207,9 +228,10 @@ def train(
     model = replicas.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     step = 0
-    found = checkpoint.find(args.ckpt_dir, args.resume)
+    found = checkpoint.find(args.ckpt_dir, args.resume) if ranks.first else None
     if found:
         step = checkpoint.load(found, model, optimizer, identity)["step"]
+    step = ranks.begin(model, step)
     job.event(
         "resume",
         step=step,
@@ -224,31 +246,38 @@ def train(
     )
     if args.max_steps and step >= args.max_steps:
         job.ready()
+        ranks.end()
         return {"reason": "done", "already": 1, "step": step}
 
     # From the step number: a resumed run neither repeats the first epoch's order nor needs the sampler's state on disk.
     seed = args.seed + step
-    replicas.begin(seed)
+    replicas.begin(seed, ranks.rank)
     lengths = [len(sample.tokens) for sample in samples]
     edges = args.bucket_edges or quartile_edges(lengths)
     producers = 1 if committed else len(args.targets)
     queue: BucketQueue = BucketQueue(lengths, edges, args.min_ready, args.max_depth, producers, seed)
-    job.on_stop(queue.close)
+    if job.place.alone:
+        job.on_stop(queue.close)  # of several ranks none stops before the others
     job.on_failure(queue.close)
     if committed:
         retry = Retry(job, args.max_consecutive_errors, errors())
-        bodies = [committed.producer(retry, seed, {sample.id for sample in samples}, queue)]
+        bodies = [committed.producer(retry, seed, {sample.id for sample in samples}, queue, ranks.rank, ranks.world)]
     else:
-        bodies = sources.computing(loaded, args.targets, samples, seed, args.target_batch, queue)
+        bodies = sources.computing(
+            loaded, args.targets, samples, seed, args.target_batch, queue, ranks.rank, ranks.world
+        )
 
-    numbers_to = metrics.Metrics(args.metrics, args.ckpt_dir)
+    numbers_to = metrics.Metrics(args.metrics if ranks.first else [], args.ckpt_dir)
     profile = Profile(args.profile_every, queue, [*args.targets, *args.drafters])
     saved = step
+    asked: list[int] = []  # ranks that were asked to stop
     window: list[float] = []
     tokens, window_began = 0, time.monotonic()
 
     def save() -> None:
         nonlocal saved
+        if not ranks.first:
+            return
         began = time.monotonic()
         path = checkpoint.save(args.ckpt_dir, step, model, optimizer, {"identity": identity}, args.ckpt_keep)
         saved = step
@@ -256,7 +285,7 @@ def train(
 
     job.loaded()
     with sources.producing(job, queue, bodies), replicas:
-        while not job.stopping.is_set() and not (args.max_steps and step >= args.max_steps):
+        while not asked and not (args.max_steps and step >= args.max_steps):
             rate = args.lr * min(1.0, (step + 1) / max(args.warmup_steps, 1))
             for group in optimizer.param_groups:
                 group["lr"] = rate
@@ -265,14 +294,9 @@ def train(
             except Closed:
                 job.check()
                 break
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            replicas.share()
             step += 1
             window.append(loss)
             tokens += count
-            job.check()
             depths = queue.depths()
             now = time.monotonic()
             mean, tok_s = sum(window) / len(window), tokens / max(now - window_began, 1e-9)
@@ -286,6 +310,15 @@ def train(
             ):
                 numbers_to.write(step, {"loss": mean, "tokens_per_second": tok_s, "lr": rate, **queue.health()})
                 window, tokens, window_began = [], 0, now
+            # After the line: a rank that does not come this far shows a lower step than those that wait for it here.
+            ranks.average(model, job.stopping.is_set())
+            if ranks.first:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+            optimizer.zero_grad()
+            asked = ranks.share(model)
+            replicas.share()
+            job.check()
             if snapshot := profile.after(step, now):
                 job.event("profile", **snapshot)
             if step % args.ckpt_every == 0:
@@ -293,7 +326,12 @@ def train(
     if step != saved:
         save()
     numbers_to.close()
-    return {"reason": "done" if args.max_steps and step >= args.max_steps else "sigterm", "step": step}
+    ranks.end()
+    if args.max_steps and step >= args.max_steps:
+        return {"reason": "done", "step": step}
+    if job.stopping.is_set():
+        return {"reason": "sigterm", "step": step}
+    return {"reason": "peer_stopped", "peers": ",".join(map(str, asked)), "step": step}
 
 
 if __name__ == "__main__":

@@ -45,9 +45,9 @@ class Replicas:
         """The replica that steps and is saved."""
         return self.models[0]
 
-    def begin(self, seed: int) -> None:
-        """Give every replica the first one's weights, and its anchors' generator a seed of its own."""
-        for n, generator in enumerate(self._generators):
+    def begin(self, seed: int, rank: int = 0) -> None:
+        """Give every replica the first one's weights, and its anchors' generator a seed of its own among all ranks."""
+        for n, generator in enumerate(self._generators, rank * len(self._generators)):
             generator.manual_seed(seed * 1000 + n)
         share(self.models)
 

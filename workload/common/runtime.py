@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 # All of the contract under one name: a program imports this module alone.
+from common import place
 from common.contract import (  # noqa: F401
     BAD_DATA,
     CONFIGURATION,
@@ -74,6 +75,11 @@ class Job:
     def __init__(self, heartbeat: Path | None, out: TextIO | None = None):
         folder = run_folder()
         self.heartbeat_path = heartbeat or (folder / "heartbeat.json" if folder else None)
+        self.place = place.place()
+        if self.place.local_rank:
+            # One voice for a machine: the first of its ranks steps no sooner than the others do.
+            self.heartbeat_path = None
+            os.environ.pop("NOTIFY_SOCKET", None)
         self.unit = os.environ.get("LAUNCHPROOF_UNIT") or None
         self.invocation_id = os.environ.get("INVOCATION_ID") or None
         self.telemetry: Any = None
@@ -86,6 +92,7 @@ class Job:
         self._started = time.monotonic()
         self._ready = False
         self._next_line = 0.0
+        self._told_step: int | None = None
         self._next_watchdog = 0.0
         self._on_stop: list[Callable[[], None]] = []
         self._on_failure: list[Callable[[], None]] = []
@@ -99,8 +106,8 @@ class Job:
     # -- voice ---------------------------------------------------------------------------------------------------------
 
     def event(self, event: str, **fields: Any) -> None:
-        """Print one event line and flush it."""
-        line = format_event(event, fields)
+        """Print one event line and flush it; one of several ranks says which it is."""
+        line = format_event(event, fields if self.place.alone else {**fields, "rank": self.place.rank})
         with self._out_lock:
             print(line, file=self._out, flush=True)
 
@@ -136,8 +143,16 @@ class Job:
         if not (first or force_line or now >= self._next_line):
             return False
         self._next_line = now + STEP_LINE_EVERY_S
+        self._told_step = step
         self.event("step", step=step, **fields)
         return True
+
+    def _tell_last_step(self) -> None:
+        """Print the step after which nothing came, where its line was held back: where a job stands is then in its log."""
+        state = self.progress
+        if state.at is not None and self._told_step != state.step and time.monotonic() - state.at > STEP_LINE_EVERY_S:
+            self._told_step = state.step
+            self.event("step", step=state.step)
 
     def advanced(self) -> None:
         """Feed the watchdog, at most once a second, for real work below a step: bytes that an upload has moved."""
@@ -257,6 +272,7 @@ class Job:
         next_line = time.monotonic() + HEARTBEAT_LINE_EVERY_S
         while True:
             self.heartbeat()
+            self._tell_last_step()
             if time.monotonic() >= next_line:
                 next_line += HEARTBEAT_LINE_EVERY_S
                 state = self.progress

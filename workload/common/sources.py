@@ -55,12 +55,19 @@ def endless(items: list, seed: int, thread: int, threads: int) -> Iterator[Any]:
 
 
 def computing(
-    target: Target, devices: list[torch.device], samples: list[Sample], seed: int, batch: int, queue: BucketQueue
+    target: Target,
+    devices: list[torch.device],
+    samples: list[Sample],
+    seed: int,
+    batch: int,
+    queue: BucketQueue,
+    rank: int = 0,
+    world: int = 1,
 ) -> list[Producer]:
-    """One producer a device: it runs the target on ``batch`` samples at a time."""
+    """One producer a device: it runs the target on ``batch`` samples at a time. ``world`` ranks share an epoch."""
 
     def producer(n: int) -> None:
-        source = endless(samples, seed, n, len(devices))
+        source = endless(samples, seed, rank * len(devices) + n, world * len(devices))
         mine = replicate(target, devices[n])
         with on_stream(new_stream(devices[n])):
             while True:
@@ -111,8 +118,13 @@ class Committed:
         """The ids of what is committed."""
         return [sample for record in self.records.values() for sample in record["samples"]]
 
-    def producer(self, retry: Retry, seed: int, usable: set[str], queue: BucketQueue) -> Producer:
-        """Read batch after batch, each epoch in another order; what was committed meanwhile is in the next one."""
+    def producer(
+        self, retry: Retry, seed: int, usable: set[str], queue: BucketQueue, rank: int = 0, world: int = 1
+    ) -> Producer:
+        """Read batch after batch, each epoch in another order; what was committed meanwhile is in the next one.
+
+        ``world`` ranks share an epoch; of fewer batches than ranks each reads all.
+        """
 
         def read(name: str) -> list:
             found: list = []
@@ -133,7 +145,7 @@ class Committed:
                 names = sorted(self.records)
                 mixed = random.Random(f"{seed}:{epoch}")
                 mixed.shuffle(names)
-                for name in names:
+                for name in names[rank::world] if len(names) >= world else names:
                     pairs = read(name)
                     mixed.shuffle(pairs)
                     for sample, features in pairs:
