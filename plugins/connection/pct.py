@@ -256,9 +256,10 @@ class Connection(SshConnection):
         try:
             if self._is_up():
                 return None
-            command = self._build_command(self.get_option("ssh_executable"), "ssh", "-f", "-N", self.host)
+            # Not -f -N, whose process sshpass takes with it when it ends.
+            command = self._build_command(self.get_option("ssh_executable"), "ssh", self.host, "true")
             done = self._bare_run(command, None, sudoable=False, checkrc=False)
-            return done if done[0] else None
+            return (255, *done[1:]) if done[0] else None  # sshpass has codes of its own
         finally:
             fcntl.lockf(places, fcntl.LOCK_UN, 1, byte)
 

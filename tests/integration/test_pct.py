@@ -19,7 +19,9 @@ from ansible.playbook.play_context import PlayContext
 from ansible.plugins.loader import become_loader, connection_loader
 
 from tests.support import pve
+from tests.support.container import Container
 from tests.support.deployment import ENVIRONMENT, REPO
+from tests.support.ssh import PORT, serve_ssh
 
 pytestmark = [pytest.mark.container, pytest.mark.usefixtures("local_node")]
 
@@ -191,6 +193,35 @@ def test_a_node_whose_host_key_is_not_known(container, tmp_path):
     connection = connect(ansible_ssh_common_args=f"-o UserKnownHostsFile={tmp_path}/none -o ControlPath=none")
     with pytest.raises(AnsibleConnectionFailure, match="Host key verification failed"):
         connection.exec_command("true")
+
+
+@pytest.mark.long
+def test_a_node_with_a_password(tmp_path, sockets):
+    """Another node, with stand-ins for LXC's programs: the embedded one takes keys alone."""
+    with Container("pct-password") as node:
+        node.write("/usr/local/bin/lxc-info", "#!/bin/sh\necho RUNNING\n", 0o755)
+        node.write(
+            "/usr/local/bin/lxc-attach", '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n', 0o755
+        )
+        ssh = serve_ssh(node, tmp_path)
+        node.write("/etc/ssh/sshd_config.d/odd-port.conf", f"Port {PORT}\nPermitRootLogin yes\n")
+        node.shell("echo root:right | chpasswd; systemctl restart ssh")
+        password = {"ansible_password": "right", "ansible_control_path_dir": str(sockets / "right")}
+        known = {
+            "ansible_ssh_private_key_file": None,
+            "ansible_ssh_common_args": f"-o UserKnownHostsFile={ssh.known_hosts}",
+        }
+        variables = {**ssh.hostvars(), **known, **password, "ansible_timeout": 30}
+        connection = connect(**variables)
+        assert connection.exec_command("echo out")[:2] == (0, b"out\n")
+        connection.reset()
+        (tmp_path / "source").write_bytes(os.urandom(1 << 20))
+        connection.put_file(str(tmp_path / "source"), "/root/copy")
+        connection.fetch_file("/root/copy", str(tmp_path / "back"))
+        assert (tmp_path / "back").read_bytes() == (tmp_path / "source").read_bytes()
+        wrong = {"ansible_password": "wrong", "ansible_control_path_dir": str(sockets / "wrong")}
+        with pytest.raises(AnsibleConnectionFailure, match="cannot be reached over ssh.*Permission denied"):
+            connect(**variables | wrong).exec_command("true")
 
 
 def test_a_connection_that_is_cut_is_not_repeated(container, sockets):
