@@ -30,6 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 STEP = {"pattern": r"ev=step step=(?P<step>\d+)", "within": 10}
+RANKS = {"pattern": r"ev=step step=(?P<step>\d+) rank=(?P<rank>\d+)", "ranks": 2, "within": 10}
 DONE = {"pattern": r"ev=exit code=0 reason=done"}
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -426,6 +427,12 @@ while True:
               "while :; do echo waiting; sleep 0.3; done"),
          proof={"progress": {**STEP, "stall_after": 3}, "process": {"stable_for": 8}},
          fact="systemctl is-active $UNIT && grep -q step=5 $LOG"),
+    Case("one-rank-stands", "stalled", "two ranks in one log: one goes on for a while, the other does not",
+         bash("for i in 1 2 3; do echo ev=step step=$i rank=0; echo ev=step step=$i rank=1; sleep 0.1; done\n"
+              "for i in {4..40}; do echo ev=step step=$i rank=0; sleep 0.2; done; exec sleep 600"),
+         proof={"progress": {**RANKS, "stall_after": 3}, "process": {"stable_for": 8}},
+         fact="systemctl is-active $UNIT && grep -q 'step=9 rank=0' $LOG && ! grep -q 'step=4 rank=1' $LOG",
+         evidence=('"rank": "1"',)),
     Case("stalls-in-kernel", "uninterruptible", "every process of the unit is stuck in state D",
          # The parent of a vfork() is, until its child ends, and that one has left the unit's group.
          python("""
@@ -671,6 +678,9 @@ HEALTHY = [
          fact="systemctl is-active $UNIT"),
     Case("h-steps", "ok_progressing", "a job whose steps advance", proof={"progress": STEP},
          fact="systemctl is-active $UNIT && grep -q step=2 $LOG"),
+    Case("h-ranks", "ok_progressing", "two ranks in one log, in step",
+         bash("for ((i = 1; ; i++)); do echo ev=step step=$i rank=0; echo ev=step step=$i rank=1; sleep 0.3; done"),
+         proof={"progress": RANKS}, fact="grep -q 'step=2 rank=1' $LOG"),
     Case("h-json", "ok_progressing", "JSON lines with a step field",
          python("""
 import itertools, json, time

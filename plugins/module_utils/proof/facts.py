@@ -239,6 +239,9 @@ class Progress:
     offset: int
     # Median of the gaps between changes, s; None with fewer than three changes.
     median_gap: float | None = None
+    # Of several ranks all of the above is of the one that is furthest behind: which that is, and each one's last value.
+    rank: str | None = None
+    ranks: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,8 @@ class Log:
     # First match of the done pattern.
     done: Match | None = None
     progress: Progress | None = None
+    # Ranks that progress was seen of, where several are declared; there is no progress before all have some.
+    ranks: tuple[str, ...] = ()
     # The last lines, bounded, already redacted.
     tail: tuple[str, ...] = ()
     # Content older than this run matches a required, progress or done pattern: what a naive check would have believed.

@@ -12,6 +12,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from math import isfinite
 from statistics import median
@@ -21,6 +22,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts imp
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import (
     DEFAULT_FORBIDDEN,
     FORBIDDEN_WORDS,
+    RANK,
     ProgressSpec,
     Spec,
 )
@@ -181,6 +183,10 @@ class ProgressReader:
             median_gap=median(self._gaps) if len(self._gaps) >= 3 else None,
         )
 
+    def ranks(self) -> tuple[str, ...]:
+        """Return the ranks that were seen: here nobody tells them apart."""
+        return ()
+
     def _value(self, text: str) -> float | str | None:
         if self._search is not None:
             match = self._search(text)
@@ -209,6 +215,41 @@ class ProgressReader:
         return value
 
 
+class RanksReader:
+    """The same of several ranks that share the log; what it tells is of the one that is furthest behind."""
+
+    def __init__(self, spec: ProgressSpec) -> None:
+        self._spec = spec
+        self._search = re.compile(spec.pattern).search
+        self._readers: dict[str, ProgressReader] = {}
+
+    def line(self, text: str, offset: int, at: float) -> None:
+        """Take the next line."""
+        match = self._search(text)
+        if match and match[RANK] is not None:
+            self._readers.setdefault(match[RANK], ProgressReader(self._spec)).line(text, offset, at)
+
+    def ranks(self) -> tuple[str, ...]:
+        """Return the ranks that were seen."""
+        return tuple(sorted(self._readers))
+
+    def progress(self) -> Progress | None:
+        """Return what was seen, None before each rank has a value."""
+        found = {rank: reader.progress() for rank, reader in sorted(self._readers.items())}
+        if len(found) < self._spec.ranks or None in found.values():
+            return None
+        numeric = all(isinstance(item.last, float) for item in found.values())
+        # Ranks in step stand together: the smallest value is of the one that is waited for.
+        rank = min(found, key=lambda name: (found[name].last if numeric else 0, found[name].changed_at))
+        return replace(
+            found[rank],
+            changes=min(item.changes for item in found.values()),
+            changed_at=min(item.changed_at for item in found.values()),
+            rank=rank,
+            ranks={name: item.last for name, item in found.items()},
+        )
+
+
 class Scanner:
     """All that a spec asks of a log, over one run's bytes."""
 
@@ -231,7 +272,9 @@ class Scanner:
         # Pattern → its last match and the number of that line.
         self._hits: dict[str, tuple[Match, int]] = {}
         self._traceback = TracebackTracker() if spec.log.default_forbidden else None
-        self._progress = ProgressReader(spec.progress) if spec.progress else None
+        self._progress: ProgressReader | RanksReader | None = None
+        if spec.progress:
+            self._progress = (RanksReader if spec.progress.ranks > 1 else ProgressReader)(spec.progress)
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._lines = 0
         self._written_at: float | None = None
@@ -275,6 +318,7 @@ class Scanner:
             forbidden=tuple(sorted(forbidden, key=lambda match: match.offset)),
             done=self._done_match,
             progress=self._progress.progress() if self._progress else None,
+            ranks=self._progress.ranks() if self._progress else (),
             tail=tuple(tail),
             **identity,
         )

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Callable
 
+# The group of a progress pattern that tells ranks apart.
+RANK = "rank"
 LEVELS = ("consistent", "proved_from_node", "proved")
 
 # Anywhere in a line; written so that no healthy line that merely says "error" matches. An uncaught Python exception
@@ -77,6 +79,8 @@ class ProgressSpec:
     pattern: str | None = None
     # Name of that group.
     group: str = ""
+    # Processes that share the log and work in step: group "rank" of the pattern tells them apart, and each must advance.
+    ranks: int = 1
     # Field of a JSON line, dotted for a nested one ("metrics.step").
     json_field: str | None = None
     # After the first value it must change once more within this time, s; also the least stall threshold.
@@ -255,21 +259,31 @@ def _progress(s: _Section | None) -> ProgressSpec | None:
     if s is None:
         return None
     pattern, json_field = s.pattern("pattern", None), s.text("json_field", None)
+    ranks = s.integer("ranks", 1, least=1)
     if (pattern is None) == (json_field is None):
         raise SpecError(s.where, s.data, "give exactly one of pattern and json_field")
+    if ranks > 1 and pattern is None:
+        raise SpecError(f"{s.where}.ranks", ranks, "give a pattern, whose group rank tells them apart, or leave it out")
     group = ""
     if pattern is not None:
-        groups = re.compile(pattern).groupindex
+        groups = [name for name in re.compile(pattern).groupindex if name != RANK or ranks == 1]
+        if ranks > 1 and RANK not in re.compile(pattern).groupindex:
+            raise SpecError(
+                f"{s.where}.pattern",
+                pattern,
+                rf"name the group that tells the {ranks} ranks apart: rank=(?P<{RANK}>\d+)",
+            )
         if not groups:
             raise SpecError(
                 f"{s.where}.pattern", pattern, r"name the group that holds the value, e.g. step=(?P<step>\d+)"
             )
-        group = min(groups, key=groups.__getitem__)
+        group = groups[0]
     if json_field == "":
         raise SpecError(f"{s.where}.json_field", json_field, "name the field that holds the value, e.g. step")
     spec = ProgressSpec(
         pattern=pattern,
         group=group,
+        ranks=ranks,
         json_field=json_field,
         within=s.seconds("within", 120.0),
         stall_after=s.seconds("stall_after", None),

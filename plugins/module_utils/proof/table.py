@@ -746,10 +746,11 @@ def no_progress_yet(v: View) -> Finding | None:
         return None
     what = v.spec.progress.pattern or v.spec.progress.json_field
     remedy = f"{v.unit} writes to {v.path} and no line has a value for {what!r}: correct the pattern, or raise deadlines.first_progress"
-    if v.log.ranks:
+    ranks = v.log.ranks if v.log else ()
+    if ranks:
         remedy = f"{v.unit} has no progress{v.of_ranks}: see in {v.path} what the others wait for"
     evidence = {
-        **({"ranks": list(v.log.ranks)} if v.log.ranks else {}),
+        **({"ranks": list(ranks)} if ranks else {}),
         "looked_for": what,
         "deadline_s": v.spec.deadlines.first_progress,
         **v.log_evidence(),

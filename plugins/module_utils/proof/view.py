@@ -379,9 +379,9 @@ class View:
         if self.gpu_missing:
             yield "gpu", f"GPU level is {self.gpu_level}, {self.spec.gpu.level} is needed"
         if self.spec.progress and self.progress is None:
-            yield "first_progress", f"no progress value in {self.path} yet"
+            yield "first_progress", f"no progress value{self.of_ranks} in {self.path} yet"
         elif self.spec.progress and self.progress.changes == 0:
-            yield "progress", f"progress is at {self.progress.last} and has not advanced yet"
+            yield "progress", f"progress{self.of_ranks} is at {self.progress.last} and has not advanced yet"
         if self.objects_missing:
             yield "objects", f"{self.new_objects} of {self.spec.objects.min_new} new objects at {self.spec.objects.uri}"
         if self.heartbeat_missing:
@@ -494,11 +494,23 @@ class View:
             data["tail"] = list(self.log.tail[-lines:])
         return {"log": data}
 
+    @property
+    def of_ranks(self) -> str:
+        """Words for the ranks that are behind, where the log is of several: " of rank 1"."""
+        if self.progress is not None and self.progress.rank is not None:
+            return f" of rank {self.progress.rank}"
+        if self.spec.progress is None or self.progress is not None or not self.log or not self.log.ranks:
+            return ""
+        missing = self.spec.progress.ranks - len(self.log.ranks)
+        return f" of {missing} of {self.spec.progress.ranks} ranks (rank {', '.join(self.log.ranks)} has one)"
+
     def progress_evidence(self) -> dict[str, Any]:
         if self.progress is None:
             return {}
+        ranks = {"rank": self.progress.rank, "ranks": dict(self.progress.ranks)} if self.progress.ranks else {}
         return {
             "progress": {
+                **ranks,
                 "first": self.progress.first,
                 "last": self.progress.last,
                 "changes": self.progress.changes,

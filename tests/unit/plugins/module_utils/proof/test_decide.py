@@ -744,7 +744,7 @@ CASES = [
     Case(
         "one-rank-of-two-never-steps",
         "no_progress_yet",
-        902,
+        900.5,
         {"log": log(ranks=("0",))},
         {"progress": RANKS},
         evidence={"ranks": ["0"]},
@@ -754,10 +754,10 @@ CASES = [
     Case(
         "one-rank-of-two-stands",
         "stalled",
-        22.5,
+        22,
         {"log": log(ranks=("0", "1"), progress=progress(rank="1", ranks={"0": 5.0, "1": 4.0}))},
         {"progress": RANKS},
-        remedy="Rank 1 of job.service has stood at 4",
+        remedy="Rank 1 of training.service has stood at 4",
         at_once=False,
     ),
     Case("first-value-only", "stalled", 22, {"log": log(progress=progress(0))}, {"progress": STEP}, at_once=False),

@@ -85,6 +85,25 @@ def test_patterns() -> None:
     assert log.tail == ("ev=ready", "other", "ev=ready again", "all done")
 
 
+RANKS = {"pattern": r"step=(?P<step>\d+) rank=(?P<rank>\d+)", "ranks": 2}
+
+
+def test_of_ranks_that_share_a_log_each_must_have_a_value() -> None:
+    log = scan("step=1 rank=1\nstep=2 rank=1\nstep=3\n", progress=RANKS)
+    assert log.progress is None and log.ranks == ("1",)
+
+
+def test_the_progress_of_ranks_is_that_of_the_one_behind() -> None:
+    scanner = Scanner(validate({"progress": RANKS}))
+    for at, line in enumerate(("step=1 rank=0", "step=1 rank=1", "step=2 rank=0", "step=2 rank=1", "step=3 rank=0")):
+        scanner.feed(f"{line}\n".encode(), at)
+    found = scanner.log("/log").progress
+    assert (found.rank, found.last, found.changes, found.changed_at) == ("1", 2, 1, 3)
+    assert found.ranks == {"0": 3, "1": 2}
+    scanner.feed(b"step=7 rank=0\n", 9)
+    assert scanner.log("/log").progress.changed_at == 3, "a rank that goes on hides one that stands"
+
+
 def test_undecodable_bytes_and_a_hole_of_nuls_survive() -> None:
     log = scan(b"\0" * 4096 + b"caf\xe9 step=4\n\xff\xfe\n", progress=STEP)
     assert log.progress.last == 4

@@ -45,6 +45,9 @@ def test_it_reads_back_what_it_says(data: dict[str, Any]) -> None:
 
 def test_the_group_of_the_progress_pattern() -> None:
     assert validate(FULL).progress.group == "step"
+    of_ranks = {"pattern": r"\[(?P<rank>\d+)\] step=(?P<step>\d+)", "ranks": 4}
+    assert validate({"progress": of_ranks}).progress.group == "step"
+    assert validate({"progress": {"pattern": r"rank=(?P<rank>\d+)"}}).progress.group == "rank"
 
 
 def test_numbers_may_come_as_text() -> None:
@@ -92,6 +95,13 @@ def test_the_hard_end_comes_after_every_deadline(data: dict[str, Any]) -> None:
         ({"progress": {}}, "proof.progress", "exactly one"),
         ({"progress": {"pattern": "x(?P<a>y)", "json_field": "a"}}, "proof.progress", "exactly one"),
         ({"progress": {"pattern": r"step=(\d+)"}}, "proof.progress.pattern", "name the group"),
+        (
+            {"progress": {"pattern": r"step=(?P<step>\d+)", "ranks": 2}},
+            "proof.progress.pattern",
+            "tells the 2 ranks apart",
+        ),
+        ({"progress": {"pattern": r"rank=(?P<rank>\d+)", "ranks": 2}}, "proof.progress.pattern", "holds the value"),
+        ({"progress": {"json_field": "s", "ranks": 2}}, "proof.progress.ranks", "give a pattern"),
         ({"progress": {"json_field": ""}}, "proof.progress.json_field", "name the field"),
         ({"progress": {"json_field": "s", "stall_factor": 0.5}}, "proof.progress.stall_factor", "from 1 up"),
         ({"progress": {"json_field": "s", "within": 0}}, "proof.progress.within", "above 0"),
