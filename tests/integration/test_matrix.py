@@ -16,7 +16,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table imp
 
 from tests.integration.cases import CASES, PEERS
 from tests.integration.matrix import find_program, run_all
-from tests.support.container import REPO, SUITE, SUITES, Container
+from tests.support.container import REPO, SUITE, SUITES, Container, can_make
 from tests.support.replay import code, needed_by, replay
 
 pytestmark = pytest.mark.container
@@ -130,7 +130,14 @@ def test_without_a_journal_the_names_are_the_same():
     all_are_right(named(WITHOUT_JOURNAL), "lpt-no-journal", prepare=STOP_JOURNALD)
 
 
-OTHER_SUITES = [suite for suite in SUITES if suite != SUITE]
+OTHER_SUITES = [
+    pytest.param(
+        suite,
+        marks=pytest.mark.skipif(not can_make(suite), reason=f"there is neither a template of {suite} nor mmdebstrap"),
+    )
+    for suite in SUITES
+    if suite != SUITE
+]
 # What systemd's versions could differ in: answers of a start, properties, jobs, the journal, control groups.
 ON_OTHER_SUITES = """
     no-unit masked no-environment-file failed-dependency pre-command-fails condition-path exec-condition loop-gave-up no-program no-user

@@ -72,7 +72,7 @@ lxc.net.0.ipv4.gateway = {gateway}
 
 def missing() -> list[str]:
     """What this machine lacks to make containers: names of tools, or ``root``. Empty when it can."""
-    tools = (*TOOLS, *(() if template_folder(SUITE).exists() else ("mmdebstrap",)))
+    tools = (*TOOLS, *(() if can_make(SUITE) else ("mmdebstrap",)))
     return [tool for tool in tools if shutil.which(tool) is None] + ([] if os.geteuid() == 0 else ["root"])
 
 
@@ -87,6 +87,11 @@ def _locked(path: Path):
 def template_folder(suite: str) -> Path:
     """Where the root file system of a release lies. A change of the suite or the packages makes another one."""
     return CACHE / f"rootfs-{hashlib.sha256(f'{suite} {PACKAGES}'.encode()).hexdigest()[:12]}"
+
+
+def can_make(suite: str) -> bool:
+    """Whether a template of the release is there, or can be built."""
+    return template_folder(suite).exists() or shutil.which("mmdebstrap") is not None
 
 
 def template(suite: str = SUITE) -> Path:

@@ -445,11 +445,14 @@ def prover_errors(folder: str) -> str:
 
 
 def prune(paths: ledger.Paths) -> None:
-    """Remove the oldest finished sessions beyond those kept."""
-    names = sorted(os.listdir(paths.sessions))
-    for name in names[: max(len(names) - KEEP_SESSIONS, 0)]:
+    """Remove the sessions that finished first beyond those kept."""
+    finished = []
+    for name in os.listdir(paths.sessions):
+        with contextlib.suppress(OSError):
+            finished.append((os.stat(os.path.join(paths.sessions, name, "verdict.json")).st_mtime, name))
+    for _at, name in sorted(finished)[: max(len(finished) - KEEP_SESSIONS, 0)]:
         folder = os.path.join(paths.sessions, name)
-        if os.path.exists(os.path.join(folder, "verdict.json")) and not held(os.path.join(folder, "lock")):
+        if not held(os.path.join(folder, "lock")):
             with contextlib.suppress(FileNotFoundError):  # another call prunes too
                 for entry in os.listdir(folder):
                     os.unlink(os.path.join(folder, entry))
