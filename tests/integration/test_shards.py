@@ -132,7 +132,7 @@ def test_no_sample_is_lost_and_none_is_done_twice(site):
             container.run("python3", "-c", UNTIL_IT_ENDS, show(container, shard, "MainPID"), timeout=200)
     after = records(site)
     committed = collections.Counter(
-        sample for shard in after.values() for record in shard.values() for sample in record["sample_ids"]
+        sample for shard in after.values() for record in shard.values() for sample in record["samples"]
     )
     assert set(committed.values()) == {1}
     assert len(committed) >= SAMPLES
