@@ -1095,6 +1095,13 @@ def test_total_deterministic_and_monotone(baseline: f.Baseline, facts: f.Facts, 
     assert seen is not None, "no verdict in 60 waits"
 
 
+@settings(max_examples=50, deadline=None)
+@given(baselines, looks)
+def test_facts_read_back_from_json_are_the_same(baseline: f.Baseline, facts: f.Facts) -> None:
+    for value in (baseline, facts):
+        assert f.from_data(json.loads(json.dumps(f.as_data(value)))) == value
+
+
 @settings(max_examples=100, deadline=None)
 @given(looks, specs)
 def test_success_needs_a_new_run_and_fresh_bytes(facts: f.Facts, spec: Any) -> None:

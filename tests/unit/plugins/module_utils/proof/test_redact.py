@@ -95,6 +95,8 @@ def test_what_looks_like_a_secret_is_masked(text: str, gone: str) -> None:
         "loading s3://bucket/prefix from https://host:443/path",
         "secretary=ann; passwords are not printed; tokenizer=qwen",
         "ERROR: 13 of 64 shards",
+        "Failed to determine user credentials: No such process",
+        "Failed to set up credentials: Protocol error",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import logfile
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import logfile, process
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop
 
 
@@ -100,6 +100,42 @@ def test_truncation_starts_again_at_the_top(log, reader):
     append(log, b"short\n")
     assert reader.read()[0] == b"short\n"
     assert reader.tail.change == "truncated"
+
+
+def test_a_log_that_was_emptied_and_refilled_between_two_looks_starts_again_at_the_top(log, reader):
+    append(log, b"".join(b"old %d\n" % i for i in range(50)))
+    reader.read()
+    new = b"".join(b"new %d\n" % i for i in range(90))
+    log.write_bytes(new)
+    assert reader.read()[0] == new
+    assert reader.tail.change == "truncated"
+
+
+def test_a_log_that_is_written_over_is_read_as_far_as_the_writer_has_come(log):
+    log.write_bytes(b"old line\n" * 9)
+    reader = Reader(log, logfile.identity(str(log)))
+    with open(log, "r+b", buffering=0) as handle:
+        for line in (b"new 1\n", b"new 2\n"):
+            handle.write(line)
+            place = process.place(os.getpid(), reader.tail.inode)
+            assert reader.tail.unchanged and place == handle.tell() and process.holds(os.getpid(), reader.tail.inode)
+            reader.tail.overwritten(place)
+            assert reader.read()[0] == line
+        handle.write(b"new line\n" * 9)
+        reader.tail.overwritten(process.place(os.getpid(), reader.tail.inode))
+        assert reader.read()[0] == b"new line\n" * 9
+    with open(log, "ab", buffering=0) as handle:
+        handle.write(b"appended\n")
+        assert process.place(os.getpid(), reader.tail.inode) == 0
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/null", path)], ids=["folder", "pipe", "device"]
+)
+def test_what_is_no_file_is_no_log(log, make):
+    make(log)
+    reader = Reader(log, logfile.identity(str(log)))
+    assert not reader.tail.exists and reader.read()[0] == b""
 
 
 def test_the_hole_that_copytruncate_leaves_is_skipped_unread(log, reader):
