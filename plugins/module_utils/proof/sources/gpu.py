@@ -326,7 +326,7 @@ class GpuSource:
         given = None if main is None else visible_devices(main)
         if given is not None and self.visible is not None and given != self.visible:
             causes.append(
-                "pid %d was given CUDA_VISIBLE_DEVICES='%s' where '%s' is declared: look at what starts the program"
+                "pid %s was given CUDA_VISIBLE_DEVICES='%s' where '%s' is declared: look at what starts the program"
                 % (main, given, self.visible)
             )
         elif self.visible == "":
@@ -342,7 +342,7 @@ class GpuSource:
         if main is not None and not held.cuda and not self._memory:
             minors = {device.minor for uuid, device in self.nvml.devices.items() if uuid in declared}
             names = ["nvidiactl", *("nvidia%d" % minor for minor in sorted(minors - {None})), CUDA_NODE]
-            root, ids = "/proc/%d/root" % main, process_ids(main)
+            root, ids = "/proc/%s/root" % main, process_ids(main)
             causes += filter(None, (node_problem(name, root, ids) for name in names if name not in held.nodes))
             if held.nodes:
                 causes.append(
