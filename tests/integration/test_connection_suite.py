@@ -34,9 +34,12 @@ def suite(tmp_path):
     name = f"ansible_core-{version('ansible-core')}"
     release = CACHE / f"{name}.tar.gz"
     if not release.exists():
+        lock = (REPO / "requirements/test.txt").read_text()
+        wanted = tmp_path / "requirements.txt"
+        wanted.write_text(re.search(r"^ansible-core==.*\n(?: +--hash.*\n)+", lock, re.MULTILINE).group())
         subprocess.run(
             [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=ansible-core",
-             f"--dest={tmp_path}", f"ansible-core=={version('ansible-core')}"],
+             "--require-hashes", "--requirement", wanted, "--dest", tmp_path],
             check=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         shutil.move(tmp_path / release.name, release)
