@@ -23,9 +23,13 @@ WAITING = frozenset(("no_progress_yet", "stalled", "silent", "inconclusive", "un
 PEER_LOST = re.compile(
     r"Connection closed by peer|Connection reset by peer|Socket closed|ncclRemoteError|remote process exited"
     r"|NCCL.{0,80}(?:timed? ?out|abort)|Watchdog caught collective operation timeout|Timed out waiting .{0,40}for (?:recv|send)"
+    r"|reason=(?:peer_lost|peer_stopped|rendezvous_incomplete)"
     r"|DistStoreError|DistNetworkError|Rendezvous(?:Timeout|Connection|Closed|Graceful)\w*|TCPStore",
     re.IGNORECASE,
 )
+
+#: What a member says that does not come to the place where all meet.
+UNREACHED = re.compile(r"reason=rendezvous_unreachable|trying to connect to|RendezvousConnectionError")
 
 
 def judge(gang: str, rows: Sequence[Row]) -> dict[str, Any]:
@@ -40,7 +44,18 @@ def judge(gang: str, rows: Sequence[Row]) -> dict[str, Any]:
         Where no member stands out, C(held_up_by) is empty.
     """
     failed = [row for row in rows if row["ok"] is False]
-    causes = [row for row in failed if row["code"] not in WAITING and not _peer_lost(row)]
+    about_others = {id(row): bool(PEER_LOST.search(_said(row)) or UNREACHED.search(_said(row))) for row in failed}
+    causes = [row for row in failed if row["code"] not in WAITING and not about_others[id(row)]]
+    apart = [row for row in failed if UNREACHED.search(_said(row))]
+    why = ""
+    if not causes and apart:
+        # Where only one is left, it is the one that nobody reaches.
+        rest = [row for row in rows if row not in apart]
+        alone = len(rest) == 1 and len(apart) > 1
+        causes = rest if alone else apart
+        why = (
+            ", which the others do not reach" if alone else ", which does not reach the rendezvous that others wait at"
+        )
     if not causes:
         causes = _furthest_back(failed)
     waiting = [row for row in failed if row not in causes]
@@ -49,15 +64,15 @@ def judge(gang: str, rows: Sequence[Row]) -> dict[str, Any]:
         "ok": not failed,
         "held_up_by": list(map(_member, causes)),
         "waiting": list(map(_member, waiting)),
-        "sentence": f"Gang {gang}, {len(rows)} members on {_hosts(rows)}: {_what(causes, waiting, failed, rows)}",
+        "sentence": f"Gang {gang}, {len(rows)} members on {_hosts(rows)}: {_what(causes, waiting, failed, why)}",
     }
 
 
-def _peer_lost(row: Row) -> bool:
-    """Whether the member's own words are about another member."""
+def _said(row: Row) -> str:
+    """The member's own last words."""
     evidence = row.get("evidence") or {}
     said = [evidence.get("match"), (evidence.get("log") or {}).get("tail"), (evidence.get("cause") or {})]
-    return bool(PEER_LOST.search(json.dumps(said, ensure_ascii=False, default=str)))
+    return json.dumps(said, ensure_ascii=False, default=str)
 
 
 def _step(row: Row) -> Optional[float]:
@@ -85,16 +100,16 @@ def _named(rows: Sequence[Row]) -> str:
     return ", ".join(f"{row['unit']} on {row['host']} [{row['code']}]" for row in rows)
 
 
-def _what(causes: Sequence[Row], waiting: Sequence[Row], failed: Sequence[Row], rows: Sequence[Row]) -> str:
+def _what(causes: Sequence[Row], waiting: Sequence[Row], failed: Sequence[Row], why: str) -> str:
     if not failed:
         return "all are well."
     if not causes:
         return (
             f"{_named(failed)}; none is behind the others, so look at what is between them: network, ports, rendezvous."
         )
-    words = f"held up by {_named(causes)}"
+    words = f"held up by {_named(causes)}{why}"
     rest = [row for row in causes if row["code"] in WAITING]
-    if rest:
+    if rest and not why:
         words += (
             f", which came no further than step {_step(rest[0]):g}"
             if _step(rest[0]) is not None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,42 @@ def test_a_program_that_does_not_speak_sd_notify():
     for role in ROLES:
         (job,) = read(role, **{f"{role}_notify": False, f"{role}_code_src": "", f"{role}_command": ["/bin/true"]})
         assert (job.notify, job.watchdog, job.code, job.working_directory) == (False, None, None, None)
+
+
+def test_several_hosts_train_under_torchrun_as_one_gang():
+    hosts = {
+        "training_hosts": ["other", "trainer"],
+        "training_processes": "2",
+        "hostvars": {"other": {"ansible_host": "203.0.113.7"}},
+    }
+    (job,) = read("training", **hosts)
+    assert job.gang == "training" and job.unit_options["Service"]["NotifyAccess"] == ("all",)
+    assert job.command[1] == "/opt/launchproof/workload/torchrun.py"
+    words = dict(zip(job.command[2::2], job.command[3::2], strict=False))
+    assert (words["--nnodes"], words["--node-rank"], words["--nproc-per-node"]) == ("2", "1", "2")
+    assert words["--rdzv-endpoint"] == "203.0.113.7:29400"
+    progress = job.units[0].proof["progress"]
+    assert progress["ranks"] == 2
+    found = re.search(progress["pattern"], "ts=x ev=step step=41 loss=7.1 q_buckets=1/2 rank=3")
+    assert found.groupdict() == {"step": "41", "rank": "3"}
+
+
+def test_one_host_alone_has_no_torchrun_and_no_gang():
+    (job,) = read("training")
+    assert (
+        job.gang is None
+        and "torchrun" not in " ".join(job.command)
+        and "NotifyAccess" not in job.unit_options["Service"]
+    )
+
+
+def test_each_process_takes_its_part_of_the_gpus():
+    (job,) = read("training", training_processes=2, training_gpus=["0", "1", "2", "3"])
+    assert job.gang is None
+    assert (
+        job.command[job.command.index("--target-gpus") + 1],
+        job.command[job.command.index("--drafter-gpus") + 1],
+    ) == ("0", "1")
 
 
 @pytest.mark.parametrize("shards", [1, 3, "3"])

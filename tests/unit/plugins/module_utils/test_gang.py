@@ -13,6 +13,10 @@ NCCL = (
 )
 STORE = "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 2/3 clients joined."
 
+LOST = 'ts=x ev=exit code=69 reason=peer_lost peers=1 msg="rank 1 on c2 (step 40): gone" rank=0'
+APART = "ts=x ev=exit code=69 reason=rendezvous_unreachable node=1 endpoint=c1:29400"
+INCOMPLETE = "ts=x ev=exit code=69 reason=rendezvous_incomplete node=0 endpoint=c1:29400"
+
 
 def row(host, code="ok_progressing", step=None, said=None):
     evidence = {"progress": {"last": step}} if step is not None else {}
@@ -45,6 +49,28 @@ def row(host, code="ok_progressing", step=None, said=None):
         # none stands out
         ([row("c1", "stalled", 40), row("c2", "stalled", 40)], [], ["c1", "c2"]),
         ([row("c1", "no_progress_yet"), row("c2", "no_progress_yet")], [], ["c1", "c2"]),
+        (
+            [row("c1", "crash_loop", 41, LOST), row("c2", "killed_by_signal", 41), row("c3", "crash_loop", 41, LOST)],
+            ["c2"],
+            ["c1", "c3"],
+        ),
+        # one does not come to the rendezvous; or nobody does, and the one who waits there is it
+        (
+            [row("c1", "crash_loop", said=INCOMPLETE), row("c2", "crash_loop", said=APART), row("c3", "silent")],
+            ["c2"],
+            ["c1", "c3"],
+        ),
+        ([row("c1", "crash_loop", said=INCOMPLETE), row("c2", "crash_loop", said=APART)], ["c2"], ["c1"]),
+        (
+            [row("c1", "no_progress_yet"), row("c2", "crash_loop", said=APART), row("c3", "crash_loop", said=APART)],
+            ["c1"],
+            ["c2", "c3"],
+        ),
+        (
+            [row("c1", "unreachable"), row("c2", "crash_loop", said=APART), row("c3", "crash_loop", said=APART)],
+            ["c1"],
+            ["c2", "c3"],
+        ),
         # two causes are two causes
         ([row("c1", "oom_killed", 3), row("c2", "killed_by_signal", 3), row("c3", "stalled", 3)], ["c1", "c2"], ["c3"]),
     ],
@@ -67,6 +93,10 @@ def test_the_member_that_is_waited_for_is_named(rows, held_up_by, waiting):
         ([row("c1", "stalled", 41), row("c2", "stalled", 40)], "which came no further than step 40; c1 only waits."),
         ([row("c1", "stalled", 41), row("c2", "silent")], "which never took a step; c1 only waits."),
         ([row("c1", "stalled", 40), row("c2", "stalled", 40)], "none is behind the others"),
+        (
+            [row("c1", "crash_loop", said=INCOMPLETE), row("c2", "crash_loop", said=APART), row("c3", "silent")],
+            "on c2 [crash_loop], which does not reach the rendezvous that others wait at; c1, c3 only wait.",
+        ),
     ],
 )
 def test_it_is_said_in_a_sentence(rows, words):
