@@ -216,10 +216,7 @@ def watch(options: argparse.Namespace, paths: ledger.Paths) -> int:
     parameters = {"state": "observed", "jobs": [{"unit": unit} for unit in options.units], "timeout": FOREVER}
     request = session.make_request(parameters, paths)
     loop = Loop()
-    units = [
-        prover.make_unit(job, request, loop, manager.groups(), prover.redactor_of(job), paths)
-        for job in request["units"]
-    ]
+    units = prover.make_units(request, {job["unit"]: prover.redactor_of(job) for job in request["units"]}, loop, paths)
     states = {}
 
     def changed(item, answer) -> None:

@@ -49,11 +49,24 @@ def redactor_of(job: dict) -> Redactor:
     return Redactor(read_environment_file(job.get("secrets_file")))
 
 
-def make_unit(job: dict, request: dict, loop: Loop, groups, redact: Redactor, paths: ledger.Paths) -> UnitWatch:
-    """The collector of one unit of a request, with the sources that its spec asks for."""
+def make_units(request: dict, redactors: dict, loop: Loop, paths: ledger.Paths) -> list:
+    """The collectors of a request's units; I(redactors) has what masks the secrets of each."""
+    groups, siblings = manager.groups(), {}
+    for job in request["units"]:
+        target = systemd.target_of(job["unit"])
+        siblings.setdefault(target, []).append(job["unit"])
+    siblings = {target: tuple(units) if target else () for target, units in siblings.items()}
+    return [
+        _make_unit(job, request, siblings[systemd.target_of(job["unit"])], loop, groups, redactors[job["unit"]], paths)
+        for job in request["units"]
+    ]
+
+
+def _make_unit(
+    job: dict, request: dict, siblings: tuple, loop: Loop, groups, redact: Redactor, paths: ledger.Paths
+) -> UnitWatch:
+    """The collector of one unit, with the sources that its spec asks for."""
     spec = validate(job["proof"])
-    target = systemd.target_of(job["unit"])
-    siblings = [other["unit"] for other in request["units"] if target and systemd.target_of(other["unit"]) == target]
     item = UnitWatch(
         job["unit"], spec, loop, groups, redact, paths,
         user=job.get("user") or "", log=job.get("log"), host=request.get("host") or socket.gethostname(), declared=siblings,
@@ -79,7 +92,7 @@ class Prover:
         if self.request is None:
             raise session.SessionError("%s/request.json cannot be read" % folder)
         self.session_id = self.request["session"]
-        self.loop, self.groups = Loop(), manager.groups()
+        self.loop = Loop()
         self.rows = {}
         self.locks = []
         self._released = False
@@ -90,10 +103,7 @@ class Prover:
         self.events = open(os.path.join(folder, "events.jsonl"), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
         self.redactors = {job["unit"]: redactor_of(job) for job in self.request["units"]}
         self._lines = {job["unit"]: [] for job in self.request["units"]}
-        self.units = [
-            make_unit(job, self.request, self.loop, self.groups, self.redactors[job["unit"]], self.paths)
-            for job in self.request["units"]
-        ]
+        self.units = make_units(self.request, self.redactors, self.loop, self.paths)
         self._start_jobs = {}  # path of a start job -> its unit
         self.watch = Watch(self.loop, self.units, self._report, self._on_job_ended)
         self.manager = self.watch.manager
@@ -294,12 +304,15 @@ class Prover:
 
     def _record(self, item: UnitWatch, verdict: Verdict) -> None:
         """Keep what decided, as a line of decisions.jsonl: a verdict that somebody doubts can be decided again, elsewhere."""
+        seen = item.seen
+        if seen.instances_found == seen.instances_declared:  # of no effect, and as long as there are instances
+            seen = replace(seen, instances_declared=(), instances_found=())
         record = {
             "unit": item.unit,
             "code": verdict.code,
             "now": verdict.at,
             "baseline": as_data(item.baseline),
-            "facts": as_data(item.seen),
+            "facts": as_data(seen),
             "spec": item.spec.as_dict(),
         }
         line = json.dumps(self.redactors[item.unit].data(record), ensure_ascii=False)

@@ -9,6 +9,7 @@ Every emitter (evidence, events, report, JUnit, page, diff) sends its text throu
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -21,6 +22,8 @@ MASK = "********"
 SHORT = 4
 # From this length on, a value is also recognised in base64 and across a line break.
 LONG = 8
+# Texts whose masked form is remembered: the same words come at each look, and a dozen patterns are slow.
+REMEMBERED = 512
 
 _NAMED = re.compile(
     r"""(?ix) (?P<key> (?<![\w.-]) [\w.-]*
@@ -68,9 +71,13 @@ class Redactor:
         self._known = re.compile("|".join(alternatives)) if alternatives else None
         words = "|".join(re.escape(text) for text in sorted(short, key=lambda text: (-len(text), text)))
         self._short = re.compile(rf"""(?P<key>[=:]\s*["']?)(?:{words})(?![\w.])""") if words else None
+        self._masked = functools.lru_cache(maxsize=REMEMBERED)(self._mask)
 
     def text(self, text: str) -> str:
         """Return the text with every secret masked."""
+        return self._masked(text)
+
+    def _mask(self, text: str) -> str:
         if self._known:
             text = self._known.sub(MASK, text)
         if self._short:
@@ -101,6 +108,7 @@ class Redactor:
         return self.data(item)
 
     @staticmethod
+    @functools.lru_cache(maxsize=REMEMBERED)
     def _names_secret(key: str) -> bool:
         return bool(_NAMED.fullmatch(f"{key}=x")) and not _NOT_SECRET.search(key)
 

@@ -171,7 +171,7 @@ class Spec:
 
     @property
     def total(self) -> float:
-        """The hard end, s since the baseline."""
+        """The hard end: s since the baseline where it is declared, else since the run's start."""
         if self.deadlines.total is not None:
             return self.deadlines.total
         ends = [self.deadlines.start + self.process.stable_for, self.deadlines.first_log]

@@ -622,7 +622,7 @@ def uninterruptible(v: View) -> Finding | None:
 
 def count_mismatch(v: View) -> Finding | None:
     declared, found = v.facts.instances_declared, v.facts.instances_found
-    gone = [name for name in declared if name not in found]
+    gone = [] if found == declared else sorted(set(declared) - set(found))
     if gone:
         remedy = (
             f"start {', '.join(gone[:8])}: {len(found)} of {len(declared)} instances of the job of {v.unit} are there"

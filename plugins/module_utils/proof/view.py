@@ -333,7 +333,9 @@ class View:
 
     @cached_property
     def total_deadline(self) -> float:
-        return self.baseline.taken_at + self.spec.total
+        """When the time is up. A declared total counts from the start's order, one that follows from other deadlines from the run's start as those do."""
+        declared = self.spec.deadlines.total is not None
+        return (self.baseline.taken_at if declared else self.began) + self.spec.total
 
     @cached_property
     def stable_at(self) -> float:

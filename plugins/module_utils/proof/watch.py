@@ -12,6 +12,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources i
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop, allow_many_files
 
 TICK = 1.0  # s between samples of what sends no events
+SAMPLING = 4  # times as long as the sampling of all units took it pauses, where they are hundreds
 STORM = 32  # units from which on a pause as long as the asking took comes after it
 FRESH = 0.05  # s: a look that is younger than this needs no second one before a success
 
@@ -51,8 +52,12 @@ class Watch:
     def count_instances(self) -> None:
         """Tell each instance of a template how many of the declared ones have run, or are in systemd's queue."""
         here = {item.unit for item in self.units if item.run_id or item.queued}
+        found = {}  # of each job, whose instances share what is declared
         for item in self.units:
-            item.instances_found = tuple(name for name in item.declared if name in here)
+            if item.declared not in found:
+                there = tuple(name for name in item.declared if name in here)
+                found[item.declared] = item.declared if there == item.declared else there
+            item.instances_found = found[item.declared]
 
     def turn(self, active: list, limit: float) -> None:
         """One round: wait for an event, a deadline or I(limit), then look, then decide."""
@@ -67,9 +72,9 @@ class Watch:
             if item.wait:
                 times.append(item.wait.deadline)
         self.loop.step(min(times) - now)
-        now = ledger.boottime()
-        if now >= self._next_tick:
-            self._next_tick = now + TICK
+        began = now = ledger.boottime()
+        sampling = now >= self._next_tick
+        if sampling:
             for item in active:
                 item.tick(now)
         if now >= self._show_free_at:
@@ -93,3 +98,5 @@ class Watch:
             now = ledger.boottime()
             item.read_logs(now)
             self.report(item, item.decide(now))
+        if sampling:
+            self._next_tick = began + max(TICK, SAMPLING * (ledger.boottime() - began))
