@@ -38,6 +38,7 @@ ensure_venv() {
   python3 -c 'import ensurepip' 2>/dev/null || ensure_packages python3-venv
   say "Setting up $dir from $*"
   rm -rf "$dir"
+  hash -r # python3 may have been this environment's own
   python3 -m venv "$dir"
   for lock in "$@"; do # --no-deps: a lock is complete, and what it leaves out on purpose is not pip's to add
     "$dir/bin/pip" install -qq --disable-pip-version-check --require-hashes --no-deps -r "$lock"
