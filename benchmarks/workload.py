@@ -1,7 +1,7 @@
 # Copyright (c) dflash.launchproof contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The reference workload beside what it cannot be faster than, on one core: the tiny model, a quarter of Debian's licences.
+"""The reference workload beside what it cannot be faster than, on one core: the tiny model and Debian's licences.
 
 Extraction is compared with the same model's bare forward pass over the same batches, in time a token; with one file a
 sample; and its exposed upload, the part of the run that is not the model's work, with the time that uploading took, behind
@@ -9,7 +9,7 @@ an S3 server that answers after 20 ms. Training is compared with the same steps 
 step, with 32 blocks of 16 tokens a sample: enough that the drafter and not the target is what is waited for. Telemetry is
 the CPU that heartbeat and samples take with an NVML of eight GPUs that answers as slowly as any seen on an H200. Memory is
 the process's peak, beside the same process with model and libraries alone. Fairness is the worst bucket's distance from its
-part of the queue over 10,000 draws. Medians of five rounds, what is compared in turn.
+part of the queue over 10,000 draws. Medians of three rounds, what is compared in turn.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def measure() -> list[Row]:
             "extraction, time a token", microseconds("kept"), "µs", microseconds("bare"), "bare forward",
             at_most=1 / FORWARD, bounds="ratio",
         ),
-        Row("extraction to S3, one file a batch of 32", microseconds("far"), "µs", microseconds("each"), "a file a sample"),
+        Row("extraction to S3, one file a batch of 32", microseconds("batches"), "µs", microseconds("each"), "a file a sample"),
         Row("extraction to S3, upload not hidden behind the model", 100 * extraction["exposed"], "%", at_most=10),
         Row(
             "training, time a step", 1000 * training["queued"], "ms", 1000 * training["memory"], "fed from memory",
