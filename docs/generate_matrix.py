@@ -33,9 +33,10 @@ Each case is a real unit in a real container, with a real fault, or none; *got* 
 from the start, or from the baseline where nothing was started, to the verdict. Most of it is the time that the case's own proof asks for
 (deadlines, `stable_for`). What a code means is in [diagnoses.md](diagnoses.md), what each case does in `tests/integration/cases.py`.
 
-The same cases came out the same with systemd 247, 252 and 257 (Debian 11, 12, 13), on hybrid control groups and on pure cgroup v2. A part
-of them runs without journald in every run of `./test matrix`, which also decides each case again from what it was decided by, with each
-row of the table deleted in turn: every row is needed by a case.
+The same cases came out the same with systemd 247, 252 and 257 (Debian 11, 12, 13) on hybrid control groups, and, but for those that
+need an S3 server, on pure cgroup v2. A part of them runs without journald in every run of `./test matrix`, which also decides each case
+again from what it was decided by, with each row of the table deleted in turn: every row is needed by a case. The rungs of the GPU
+ladder, each with the ways to miss it, are cases of `./test gpu` (`tests/integration/test_gpu_proof.py`).
 """
 
 
