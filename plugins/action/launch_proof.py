@@ -18,9 +18,11 @@ from ansible.utils.display import Display
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import session
 
 MODULE = "dflash.launchproof.launch_proof"
-WAIT = 5.0  # s that one call may wait for news
+ARM_WAIT = 2.0  # s that the first call waits for news: getting there has taken its time already
 GRACE = 5.0  # s that the other units get after one has failed, before the task fails
-LINE_EVERY = 5.0  # s between live lines of a host
+LINE_EVERY = 5.0  # s after which a live line of a host must come again
+CALL_TIME = 1.0  # s of a call besides its waiting, where nothing was measured yet
+SHORTEST = 0.5  # s that a call waits at least, however long the way is
 RECONNECT = (1, 2, 4, 8, 15, 30)  # s before each new attempt after a lost connection
 
 display = Display()
@@ -41,7 +43,7 @@ class ActionModule(ActionBase):
         if self._task.check_mode:
             result.update(self._execute_module(module_name=MODULE, module_args=arguments, task_vars=task_vars))
             return result
-        arguments.update(phase="arm", session=uuid.uuid4().hex, wait=WAIT)
+        arguments.update(phase="arm", session=uuid.uuid4().hex, wait=ARM_WAIT)
         news = self._call(arguments, task_vars)
         if news.get("failed"):
             result.update(news)
@@ -82,7 +84,7 @@ class ActionModule(ActionBase):
         """Read events until the verdict, or until some unit has failed and the others had their grace."""
         plan, session_id = news["plan"], news["session"]
         units = [row["unit"] for row in plan["jobs"]]
-        rows, failed_at, shown_at = {}, None, time.monotonic()
+        rows, failed_at, call_time = {}, None, CALL_TIME
         while True:
             for event in news["events"]:
                 if event["event"] == "verdict" and event["unit"] in units:
@@ -98,10 +100,12 @@ class ActionModule(ActionBase):
                 for unit in units:
                     rows.setdefault(unit, session.undecided_row(unit, news["status"], self._host, session_id))
                 break
-            if now - shown_at >= LINE_EVERY:
-                shown_at = now
-                display.display(session.live_line(self._host, rows, news["status"]))
-            wait = WAIT if failed_at is None else max(0.5, GRACE - (now - failed_at))
+            display.display(session.live_line(self._host, rows, news["status"]))
+            # Each call ends with a line, so that what is slow and what is dead look different.
+            left = (
+                LINE_EVERY - call_time if failed_at is None else min(GRACE - (now - failed_at), LINE_EVERY - call_time)
+            )
+            wait = max(SHORTEST, left)
             arguments = {
                 "phase": "follow",
                 "session": session_id,
@@ -110,6 +114,8 @@ class ActionModule(ActionBase):
                 "host": self._host,
             }
             news = self._call(arguments, task_vars)
+            took = time.monotonic() - now
+            call_time = took - wait if took > wait else call_time  # else news came before the wait was over
             if news.get("failed"):
                 for unit in units:
                     rows.setdefault(unit, session.undecided_row(unit, {}, self._host, session_id))

@@ -71,11 +71,11 @@ def shown(monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Each look at the clock is 3 s later than the one before."""
+    """Each look at the clock is 1.5 s later than the one before: there are two to a call."""
     now = [0.0]
 
     def tick():
-        now[0] += 3.0
+        now[0] += 1.5
         return now[0]
 
     monkeypatch.setattr(launch_proof.time, "monotonic", tick)
@@ -146,6 +146,23 @@ def test_a_live_line_while_it_waits(clock, shown):
     }
     run(Action([news(plan=PLAN), news(status=status), news(rows=[row(A), row(B)])]))
     assert "h: a.service: first_progress 7 of 900 s, progress 4 | step=4" in shown
+
+
+@pytest.mark.parametrize("way", [0.1, 0.3, 3.5], ids="{} s a call".format)
+def test_a_line_comes_at_least_every_five_seconds(monkeypatch, way):
+    """On connections of any speed: a call takes what it waits and the way there."""
+    now, at = [0.0], []
+    monkeypatch.setattr(launch_proof.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(launch_proof.display, "display", lambda text, *args, **kwargs: at.append(now[0]))
+
+    class Timed(Action):
+        def _execute_module(self, module_name=None, module_args=None, task_vars=None):
+            now[0] += module_args["wait"] + way
+            return super()._execute_module(module_name, module_args, task_vars)
+
+    run(Timed([news(plan=PLAN), *[news() for _call in range(20)], news(rows=[row(A), row(B)])]))
+    gaps = [later - earlier for earlier, later in zip([0.0, *at], at)]
+    assert len(at) == 21 and max(gaps[2:]) <= 5.0 + 1e-9 and max(gaps) <= 8, gaps
 
 
 @pytest.mark.parametrize(
