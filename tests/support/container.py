@@ -48,7 +48,7 @@ lxc.apparmor.profile = unconfined
 lxc.init.cmd = {init}
 lxc.tty.max = 0
 lxc.console.path = none
-lxc.mount.auto = proc:mixed sys:mixed cgroup:mixed
+lxc.mount.auto = proc:mixed sys:mixed {cgroup}
 lxc.cgroup.relative = {relative}
 """
 # The init of a container that is rented out as an image runs: no service manager, it reaps at most.
@@ -176,6 +176,8 @@ class Container:
         (upper / "etc" / "hosts").write_text(f"127.0.0.1 localhost {self.name}\n")
         values = {"name": self.name, "lower": lower, "upper": upper, "bridge": BRIDGE}
         values["init"] = f"/sbin/init {SUITES[self.suite]}" if self.systemd else "/bare-init"
+        # systemd mounts its own; where there is none, a container sees its group read-only, as in Docker.
+        values["cgroup"] = "cgroup:mixed" if self.systemd else "cgroup:ro:force"
         if not self.systemd:
             (upper / "bare-init").write_text(BARE_INIT)
             (upper / "bare-init").chmod(0o755)
