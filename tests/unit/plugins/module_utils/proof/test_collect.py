@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof import collect
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import collect, ledger
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import validate
 
 
 @pytest.mark.parametrize(
@@ -36,3 +38,24 @@ def test_a_heartbeat_that_is_no_file_holds_nobody_up(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     for path in ("fifo", "absent", "."):
         assert collect.telemetry_of(str(tmp_path / path)) is None
+
+
+def test_a_clock_that_steps_makes_no_heartbeat_older_or_younger(tmp_path, monkeypatch):
+    path = tmp_path / "beat"
+    path.write_text("{}")
+    unit = object.__new__(collect.UnitWatch)
+    unit.spec = validate({"heartbeat": {"path": str(path), "max_age": 30}})
+    unit.run_started_at, unit._beat, unit.redact = ledger.boottime() - 100, (None, 0.0), str
+    os.utime(path, (time.time() - 20, time.time() - 20))
+    assert 19 < unit._heartbeat().age < 25
+    real = time.time
+    for step in (3600, -3600):
+        monkeypatch.setattr(collect.time, "time", lambda step=step: real() + step)
+        assert 19 < unit._heartbeat().age < 25, "the same beat as before"
+        os.utime(path, (real() + step, real() + step))
+        assert unit._heartbeat().age < 5, "a new one"
+        unit._beat = (unit._beat[0], ledger.boottime() - 20)
+    monkeypatch.setattr(collect.time, "time", real)
+    unit._beat = (None, 0.0)
+    os.utime(path, (real() - 500, real() - 500))
+    assert unit._heartbeat().age is None, "of the run before"

@@ -57,9 +57,11 @@ def test_groups_of_both_versions(tmp_path, version):
 
 def test_a_process_of_ours():
     with subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()", "marker"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        [sys.executable, "-c", "import sys; print('up', file=sys.stderr, flush=True); sys.stdin.read()", "marker"],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         env={**os.environ, "INVOCATION_ID": "f" * 32},
     ) as child:  # fmt: skip
+        assert child.stderr.readline() == b"up\n"  # before it, the process may not have its new command line yet
         seen = process.process(child.pid, child.pid, None, detailed=True)
         assert seen.main and seen.alive and seen.argv[-1] == "marker"
         assert seen.invocation_id == "f" * 32
@@ -115,6 +117,19 @@ def test_a_pidfd_tells_of_a_death(loop):
     loop.remove(descriptor)
     os.close(descriptor)
     assert process.open_pidfd(child.pid) is None
+
+
+@pytest.mark.parametrize(("script", "status"), [("exit 7", 7), ("exit 0", 0), ("kill -9 $$", 0)])
+def test_the_kernel_tells_how_a_process_exited_that_nobody_has_waited_for(script, status):
+    with subprocess.Popen(["/bin/sh", "-c", script]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process.exit_status(child.pid) == status
+        child.wait()
+        assert process.exit_status(child.pid) == 0, "gone"
+
+
+def test_a_process_that_lives_has_no_exit_status():
+    assert process.exit_status(os.getpid()) == 0
 
 
 def test_a_pattern_that_matches_only_the_shell_that_asks():
