@@ -56,7 +56,7 @@ class Baseline:
     # False: this prover (re)starts the unit, only a new invocation counts. True: state observed, watch or diagnose; the
     # invocation that is there now is the run under test, and the log counts from that run's first byte.
     observed: bool = False
-    # Invocation id then, "" when none. Source: /run/systemd/units/invocation:UNIT, else InvocationID=.
+    # Invocation id then, "" when none. Source: InvocationID=, else the ledger.
     invocation_id: str | Unknown = ""
     # NRestarts= then. `stop` zeroes it, so it is read after the stop.
     n_restarts: int | Unknown = 0
@@ -77,7 +77,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class UnitState:
-    """``systemctl show UNIT``: one exec, all of it from the same moment."""
+    """The properties of a unit that systemctl shows, all of the same moment."""
 
     # LoadState=: loaded, not-found, bad-setting, error, masked.
     load_state: str = "loaded"
@@ -144,12 +144,12 @@ class UnitState:
 class StartAnswer:
     """What the request to start said. Evidence only: 0 proves nothing."""
 
-    # Exit status of `systemctl start`, None when it was sent with --no-block and nothing came back.
+    # 0 when the start was accepted and its job ended well, 1 when not, None while nothing came back: systemctl's own answer.
     rc: int | None = None
-    # Its stderr, the end of it.
+    # Why it was refused, or how its job ended.
     text: str = ""
     # Result of the start job: done, failed, dependency, skipped, assert, timeout, canceled; "" when not seen. Source:
-    # JobRemoved, systemctl's words, journald.
+    # the manager's signal JobRemoved.
     job_result: str = ""
     # The dependency that failed, "" when not known.
     dependency: str = ""

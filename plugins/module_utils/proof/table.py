@@ -92,7 +92,7 @@ def observer_blind(v: View) -> Finding | None:
     spec, facts = v.spec, v.facts
     reads_log = spec.log.fresh or spec.log.required or spec.progress or spec.done
     return (
-        blind("systemd", facts.systemd, "let the observer run systemctl show")
+        blind("systemd", facts.systemd, "let the observer ask systemd: systemctl show has to work")
         or (reads_log and blind("log", facts.log, f"let the observer read {v.path}, or drop the log requirement"))
         or (
             spec.process.count > 1
