@@ -87,6 +87,7 @@ class Ranks:
                 "peer_lost",
                 f"not all ranks came within {timeout:g} s; absent: {absent or 'none'}: {error}",
             ) from None
+        job.joined = True
         self._ended, self._broken = threading.Event(), threading.Event()
         self._watcher = job.spawn("ranks", self._watch)
         job.event("ranks", world=self.world, backend=backend, interface=os.environ.get("GLOO_SOCKET_IFNAME"))

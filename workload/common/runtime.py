@@ -76,6 +76,8 @@ class Job:
         folder = run_folder()
         self.heartbeat_path = heartbeat or (folder / "heartbeat.json" if folder else None)
         self.place = place.place()
+        # Whether other ranks count on this one: it leaves when they do.
+        self.joined = False
         if self.place.local_rank:
             # One voice for a machine: the first of its ranks steps no sooner than the others do.
             self.heartbeat_path = None
@@ -262,7 +264,7 @@ class Job:
         name = signal.Signals(read_end.recv(1)[0]).name.lower()
         self.event("stopping", signal=name, phase=self.progress.phase)
         self.stopping.set()
-        if self.progress.phase in ("load", "warmup"):
+        if self.progress.phase in ("load", "warmup") and not self.joined:
             # Importing, loading and compiling cannot be interrupted, and nothing is to be saved yet.
             self.finish(OK, name)
         for wake in self._on_stop:
