@@ -98,7 +98,8 @@ def environment(case: Case) -> dict[str, str]:
 def proof(case: Case) -> dict:
     """The proof spec of a case: short where the case does not say otherwise, so that the matrix is quick."""
     spec = copy.deepcopy(case.proof)
-    spec["process"] = {"stable_for": 1, **spec.get("process", {})}
+    # What is about to die has to be given the time: on a busy machine Python alone takes a second to start.
+    spec["process"] = {"stable_for": 1 if case.healthy else 4, **spec.get("process", {})}
     if case.style == "foreign" or case.log:
         spec["log"] = {"path": log_path(case), **spec.get("log", {})}
     if case.launcher:
