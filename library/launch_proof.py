@@ -21,7 +21,7 @@ description:
   - Brings all that it needs to the target. Units need not have been set up by this collection; a unit that was has a
     ledger of runs, and its exit and log are found there.
 requirements:
-  - systemd 247 or later on the target
+  - systemd 247 or later on the target, or jobs that role P(dflash.launchproof.job#role) installed there without systemd
   - Python 3.9 or later on the target
 attributes:
   check_mode:
