@@ -37,8 +37,8 @@ A verdict is one code. The first row that holds **and may already speak** decide
 | end | the process has ended, or the time is up (`proof.deadlines.total`) |
 
 A process that systemd is about to restart within 5 s has not ended yet: the next round is waited for, so that a crash loop is called one.
-A stop that somebody asked for is given 3 s to turn out as a restart. A new invocation without a rise of the restart count is such a restart:
-it is judged afresh. Exit 128 + n is a death by signal n.
+A stop that somebody asked for is given 3 s to turn out as a restart, 30 s while its start is in systemd's queue. A new
+invocation without a rise of the restart count is such a restart: it is judged afresh. Exit 128 + n is a death by signal n.
 
 | # | code | when | decided by | remedy | reads as |
 |---|---|---|---|---|---|

@@ -191,8 +191,11 @@ class View:
         )
         if will_restart and self.state.restart_sec <= RESTART_SOON:
             return self.exit.at + self.state.restart_sec + RESTART_GRACE
-        if self.exit.stop_requested or self.state.pending_job in ("restart", "start"):
-            return self.exit.at + STOP_GRACE
+        # Its start is in systemd's queue, or its stop is not over yet: on a busy machine that takes as long as it takes.
+        if self.state.pending_job in ("restart", "start"):
+            return self.exit.at + RESTART_GRACE
+        if self.exit.stop_requested:
+            return self.exit.at + (RESTART_GRACE if self.state.active_state == "deactivating" else STOP_GRACE)
         return self.exit.at + (TERM_GRACE if self._like_a_stop else 0.0)
 
     @property

@@ -837,6 +837,12 @@ HEALTHY = [
         "systemd": up(active_state="inactive", sub_state="dead", main_pid=0, exec_main_code=f.KILLED, exec_main_status=15,
                       pending_job="restart"),
         "exits": (f.Exit(T0 + 2, f.KILLED, 15, "new", stop_requested=True),), "processes": ()}),
+    Case("operator-restarts-on-a-busy-machine", "", 30, {
+        "systemd": down(15, f.KILLED, at=T0 + 2, active_state="inactive", result="success", pending_job="start"), "processes": (),
+        "exits": (f.Exit(T0 + 2, f.KILLED, 15, "new", stop_requested=True),)}),
+    Case("operator-restarts-and-the-stop-takes-long", "", 30, {
+        "systemd": down(15, f.KILLED, at=T0 + 2, active_state="deactivating", sub_state="stop-post", result="success"),
+        "processes": (), "exits": (f.Exit(T0 + 2, f.KILLED, 15, "new", stop_requested=True),)}),
     Case("operator-restarts-and-the-job-is-not-seen-yet", "", 2.4, {
         "systemd": down(15, f.KILLED, at=T0 + 2, active_state="inactive", result="success"), "processes": ()}),
     Case("stopping-with-a-restart-to-come", "", 3, died(1, systemd=down(1, active_state="deactivating", restart="on-failure"))),
