@@ -239,8 +239,9 @@ class Runner:
             return
         own = process.read_stat(os.getpid())["started_at"]
         group = "%d/%s/%s" % (os.getpid(), own, run_id)
-        self.save(**dict(fresh, main_pid=pid, control_group=group, active_state="activating" if self.state.type == "notify" else "active",
-                         sub_state="start" if self.state.type == "notify" else "running"))  # fmt: skip
+        active, sub = ("activating", "start") if self.state.type == "notify" else ("active", "running")
+        fresh.update(main_pid=pid, control_group=group, active_state=active, sub_state=sub)
+        self.save(**fresh)
         status, why = self._follow(pid)
         code, number, result = verdict_of(status)
         rise = (ledger.oom_kills() or 0) - oom_before
