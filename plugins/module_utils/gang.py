@@ -31,6 +31,9 @@ PEER_LOST = re.compile(
 #: What a member says that does not come to the place where all meet.
 UNREACHED = re.compile(r"reason=rendezvous_unreachable|trying to connect to|RendezvousConnectionError")
 
+#: EX_UNAVAILABLE of sysexits(3): something outside was not there. A row of a run that was started again has no more than this.
+UNAVAILABLE = 69
+
 
 def judge(gang: str, rows: Sequence[Row]) -> dict[str, Any]:
     """What holds a gang up.
@@ -44,7 +47,10 @@ def judge(gang: str, rows: Sequence[Row]) -> dict[str, Any]:
         Where no member stands out, C(held_up_by) is empty.
     """
     failed = [row for row in rows if row["ok"] is False]
-    about_others = {id(row): bool(PEER_LOST.search(_said(row)) or UNREACHED.search(_said(row))) for row in failed}
+    about_others = {
+        id(row): bool(PEER_LOST.search(_said(row)) or UNREACHED.search(_said(row)) or _status(row) == UNAVAILABLE)
+        for row in failed
+    }
     causes = [row for row in failed if row["code"] not in WAITING and not about_others[id(row)]]
     apart = [row for row in failed if UNREACHED.search(_said(row))]
     why = ""
@@ -73,6 +79,12 @@ def _said(row: Row) -> str:
     evidence = row.get("evidence") or {}
     said = [evidence.get("match"), (evidence.get("log") or {}).get("tail"), (evidence.get("cause") or {})]
     return json.dumps(said, ensure_ascii=False, default=str)
+
+
+def _status(row: Row) -> Optional[int]:
+    """The exit status of a member that has ended, None where it has none."""
+    evidence = row.get("evidence") or {}
+    return ((evidence.get("cause") or evidence).get("exit") or {}).get("status")
 
 
 def _step(row: Row) -> Optional[float]:

@@ -25,6 +25,10 @@ def row(host, code="ok_progressing", step=None, said=None):
     return {"host": host, "unit": "training.service", "code": code, "ok": code.startswith("ok"), "evidence": evidence}
 
 
+def restarted(host, status):
+    return {**row(host, "restarted_in_window"), "evidence": {"cause": {"exit": {"status": status}}}}
+
+
 @pytest.mark.parametrize(
     ("rows", "held_up_by", "waiting"),
     [
@@ -54,6 +58,9 @@ def row(host, code="ok_progressing", step=None, said=None):
             ["c2"],
             ["c1", "c3"],
         ),
+        ([restarted("c1", 69), row("c2", "oom_killed", 3), restarted("c3", 69)], ["c2"], ["c1", "c3"]),
+        ([restarted("c1", 69), restarted("c2", 70), row("c3", "stalled", 3)], ["c2"], ["c1", "c3"]),
+        ([restarted("c1", 69), restarted("c2", 69)], [], ["c1", "c2"]),
         # one does not come to the rendezvous; or nobody does, and the one who waits there is it
         (
             [row("c1", "crash_loop", said=INCOMPLETE), row("c2", "crash_loop", said=APART), row("c3", "silent")],
