@@ -178,7 +178,9 @@ def test_a_rank_that_is_killed_is_named_and_the_gang_goes_on_from_its_checkpoint
 @pytest.mark.long
 def test_a_host_that_does_not_come_to_the_rendezvous_is_named(site):
     elsewhere = "{{ '198.18.10.1' if inventory_hostname == 'c2' else hostvars.c1.ansible_host }}"
-    declare(site, training_rendezvous_address=elsewhere, training_rendezvous_timeout=20)
+    # Longer than the time for the rendezvous: a run that was started again and waits anew is no sign of health.
+    proof = {**PROOF, "process": {"stable_for": 90}}
+    declare(site, training_rendezvous_address=elsewhere, training_rendezvous_timeout=20, training_proof=proof)
     rc, output = site.deploy()
     assert rc != 0
     assert named(site.report()["gangs"][0]) == (["c2"], ["c1", "c3"]), output
