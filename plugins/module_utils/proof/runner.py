@@ -260,8 +260,9 @@ class Runner:
         # The state first: who sees the certificate finds there what it does not hold, such as the files that are missing.
         self.save(active_state="deactivating", sub_state="stop-post",
                   **dict(more, main_pid=0, result=result, exec_main_code=code, exec_main_status=status, exec_main_exited_at=now))  # fmt: skip
-        with contextlib.suppress(ledger.LedgerError):
-            ledger.end_run(self.unit, run_id, words, self.paths, max(oom, 0))
+        if result != "resources":  # as with systemd, whose state tells of a start that made no process
+            with contextlib.suppress(ledger.LedgerError):
+                ledger.end_run(self.unit, run_id, words, self.paths, max(oom, 0))
         self._sweep()
         failed = result != "success"
         now_is, sub_state = ("failed", "failed") if failed else ("inactive", "dead")
