@@ -124,6 +124,7 @@ def test_a_rank_that_hangs_is_named_by_its_step(site):
     assert {host: steps(site, host)[-1] for host in HOSTS} == {"c1": 5, "c2": 4, "c3": 5}
 
 
+@pytest.mark.long
 def test_a_node_that_loses_its_power_is_named_while_the_others_wait(site):
     others = {host: container for host, container in site.containers.items() if host != "c2"}
     ran = {
@@ -147,6 +148,7 @@ def test_a_node_that_loses_its_power_is_named_while_the_others_wait(site):
         assert re.search(words, said(site, host, log))
 
 
+@pytest.mark.long
 def test_all_is_well_when_the_node_is_back(site):
     c2 = site.containers["c2"]
     c2.start()
