@@ -22,6 +22,13 @@ if importlib.util.find_spec("ansible"):
     # A role's defaults find the filters they name, and packages are the same ones for every test.
     init_plugin_loader([str(Path("collections").resolve())])
 
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes says how busy the machine is, and nothing of what is tested.
+    settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy")
+
 collect_ignore = [] if importlib.util.find_spec("torch") else ["unit/workload", "integration/test_page.py"]
 
 
