@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "collections"))
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "collections")]
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.keys import CREATION, KEYS, Key  # noqa: E402
+from publish import publish  # noqa: E402
 
 TARGET = ROOT / "docs" / "container-keys.md"
 
@@ -53,17 +54,7 @@ def render() -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the document, or compare it; return the exit status."""
-    text = render()
-    if arguments == ["--check"]:
-        if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{TARGET} is not what keys.py says: run {Path(__file__).name}", file=sys.stderr)
-        return 1
-    if arguments:
-        print(f"usage: {Path(__file__).name} [--check]", file=sys.stderr)
-        return 2
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
+    return publish(arguments, TARGET, render(), "keys.py")
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "collections"))
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "collections")]
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.render import WORDS  # noqa: E402
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.setup_codes import SETUP_CODES  # noqa: E402
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import DEFAULT_FORBIDDEN  # noqa: E402
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table import OUTSIDE, TABLE, Row  # noqa: E402
+from publish import publish  # noqa: E402
 
 TARGET = ROOT / "docs" / "diagnoses.md"
 
@@ -81,17 +82,7 @@ def render() -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the document, or compare it; return the exit status."""
-    text = render()
-    if arguments == ["--check"]:
-        if TARGET.is_file() and TARGET.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{TARGET} is not what table.py says: run {Path(__file__).name}", file=sys.stderr)
-        return 1
-    if arguments:
-        print(f"usage: {Path(__file__).name} [--check]", file=sys.stderr)
-        return 2
-    TARGET.write_text(text, encoding="utf-8")
-    return 0
+    return publish(arguments, TARGET, render(), "table.py")
 
 
 if __name__ == "__main__":
