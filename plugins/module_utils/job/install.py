@@ -26,11 +26,10 @@ from typing import Any, Optional
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import code as code_tree
 from ansible_collections.dflash.launchproof.plugins.module_utils.job import units
 from ansible_collections.dflash.launchproof.plugins.module_utils.job.spec import Code, Job, Unit
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import envfile, runner
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager, supervisor
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.systemd import SystemdError
 
-# Where systemd looks for a bare program name: DEFAULT_PATH_NORMAL, src/basic/path-util.h.
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # Units of the distribution that a file of the same name in /etc would hide.
 VENDOR_UNIT_DIRS = ("/usr/lib/systemd/system", "/lib/systemd/system")
 KEY_PATH = f"{units.CONFIG_DIR}/secrets/.digest-key"
@@ -197,7 +196,7 @@ class Host:
     def program(self, name: str) -> Optional[str]:
         """The executable that systemd would start; None where there is none."""
         if not name.startswith("/"):
-            return shutil.which(name, path=SYSTEM_PATH)
+            return shutil.which(name, path=runner.PATH)
         path = self.at(name)
         return name if os.path.isfile(path) and os.access(path, os.X_OK) else None
 
@@ -627,7 +626,7 @@ def _plan_file(file: units.File, host: Host, plan: Plan) -> None:
 
 def _hidden(before: Optional[bytes], after: bytes) -> tuple[str, str]:
     """Both sides of a diff of secrets: names, and which of them changed, but no value."""
-    old, new = _by_name(before or b""), _by_name(after)
+    old, new = (envfile.parse(content.decode("utf-8", "replace")) for content in (before or b"", after))
     return (
         "".join(f"{name}=(hidden)\n" for name in sorted(old)),
         "".join(
@@ -635,14 +634,6 @@ def _hidden(before: Optional[bytes], after: bytes) -> tuple[str, str]:
             for name in sorted(new)
         ),
     )
-
-
-def _by_name(content: bytes) -> dict[str, str]:
-    """Variables, still escaped, of an environment file that we wrote; a value may hold line breaks."""
-    found = re.findall(
-        r'^([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"$', content.decode("utf-8", "replace"), re.M | re.S
-    )
-    return dict(found)
 
 
 def _hashes(before: Optional[bytes], after: bytes) -> tuple[str, str]:

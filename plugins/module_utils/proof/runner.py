@@ -43,9 +43,8 @@ CLEAN = (
     signal.SIGPIPE,
 )  # ends by these are no failure: systemd.service(5)
 ENDED = ("inactive", "failed")
-PATH = (
-    "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # systemd's own, where a bare program is looked for
-)
+# Where systemd looks for a bare program name: DEFAULT_PATH_NORMAL, src/basic/path-util.h.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EXIT_CHDIR, EXIT_EXEC, EXIT_STDOUT, EXIT_USER = 200, 203, 209, 217  # systemd.exec(5), "Process Exit Codes"
 # What of a UnitState tells of a run, and not of the job's settings.
 OF_A_RUN = (
@@ -257,7 +256,7 @@ class Runner:
         number = signal.Signals(status).name[3:] if code in (KILLED, DUMPED) else str(status)
         words = {"SERVICE_RESULT": result, "EXIT_CODE": WORDS.get(code), "EXIT_STATUS": number if code else None}
         run_id = more.get("invocation_id") or self.state.invocation_id
-        # The state first: who sees the certificate finds there what it does not hold, such as the files that are missing.
+        # The state first: who sees the certificate finds there what it does not hold.
         self.save(active_state="deactivating", sub_state="stop-post",
                   **dict(more, main_pid=0, result=result, exec_main_code=code, exec_main_status=status, exec_main_exited_at=now))  # fmt: skip
         if result != "resources":  # as with systemd, whose state tells of a start that made no process
