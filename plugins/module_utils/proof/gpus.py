@@ -153,7 +153,6 @@ def publish(container: str, seconds: float | None) -> None:
     init = init_of(container)
     started = process.read_stat(init)["started_at"]
     end = None if seconds is None else time.monotonic() + seconds
-    nvml = gpu.shared_nvml()
     while end is None or time.monotonic() < end:
         about = process.read_stat(init)
         if about is None or about["started_at"] != started or about["state"] in "ZX":
