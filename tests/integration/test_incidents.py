@@ -173,8 +173,8 @@ def test_a_check_by_pattern_that_finds_only_itself_is_told_so(host):
     assert "bash -c" in json.dumps(verdict["evidence"])
 
 
-def test_the_drop_in_for_the_one_liner_is_proved_and_its_second_run_replaces_the_first(host):
-    """What is typed on the machine itself instead of A's one-liner; slammed6, edited, and slammed6 again."""
+def drop_in_twice(container, intervals=("60", "61")) -> list[dict]:
+    """What is typed on the machine itself instead of A's one-liner; slammed6, edited, and slammed6 again. Returns both rows."""
     command = [
         "launchproof",
         "run",
@@ -186,8 +186,8 @@ def test_the_drop_in_for_the_one_liner_is_proved_and_its_second_run_replaces_the
         r"ev=step step=(?P<step>\d+)",
     ]
     runs = []
-    for interval in ("60", "61"):
-        done = host.container.run(
+    for interval in intervals:
+        done = container.run(
             *command, "--env", f"DFLASH_PROFILE_INTERVAL={interval}", "--", "/root/run.sh", check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
@@ -195,8 +195,13 @@ def test_the_drop_in_for_the_one_liner_is_proved_and_its_second_run_replaces_the
         assert row["code"] == "ok_progressing"
         runs.append(row)
     assert runs[0]["run_id"] != runs[1]["run_id"]
-    workers = [line for line in host.container.run("ps", "-eo", "args").stdout.splitlines() if "/root/train" in line]
+    workers = [line for line in container.run("ps", "-eo", "args").stdout.splitlines() if "/root/train" in line]
     assert len(workers) == 1, workers
+    return runs
+
+
+def test_the_drop_in_for_the_one_liner_is_proved_and_its_second_run_replaces_the_first(host):
+    runs = drop_in_twice(host.container)
     for interval, row in zip(("60", "61"), runs):
         folder = f"/var/lib/launchproof/runs/{row['unit']}/{row['run_id']}"
         assert f"profile_interval={interval}" in host.container.read(f"{folder}/log")

@@ -18,7 +18,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table imp
 
 from tests.integration import matrix
 from tests.integration.cases import Case, python
-from tests.integration.test_incidents import FILES, INCIDENTS, OWN_LAUNCH, launch
+from tests.integration.test_incidents import FILES, INCIDENTS, OWN_LAUNCH, drop_in_twice, launch
 from tests.integration.test_matrix import judge, named
 from tests.support.bare import PYTHON_ENV, SYSTEMCTL, Bare
 from tests.support.ssh import SshHost, playbook, serve_ssh
@@ -303,27 +303,6 @@ def test_they_are_stopped_by_name(site):
 
 
 def test_the_drop_in_for_the_one_liner_replaces_its_own_run_alone(site):
-    command = [
-        PROGRAM,
-        "run",
-        "--json",
-        "--quiet",
-        "--name",
-        "slammed6",
-        "--progress",
-        r"ev=step step=(?P<step>\d+)",
-        "--",
-        "/root/run.sh",
-    ]
-    runs = []
-    for _round in range(2):
-        done = site.host.container.run(*command, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        (row,) = json.loads(done.stdout)["jobs"]
-        assert row["code"] == "ok_progressing"
-        runs.append(row["run_id"])
-    assert runs[0] != runs[1]
-    listed = site.host.container.run("ps", "-eo", "args").stdout.splitlines()
-    assert len([line for line in listed if "/root/train" in line]) == 1, listed
+    drop_in_twice(site.host.container)
     taken = site.host.container.run(PROGRAM, "run", "--name", "monitor", "--", "true", check=False)
     assert taken.returncode == 2 and "was not written by launchproof run" in taken.stderr
