@@ -69,7 +69,11 @@ def test_an_installed_proof_names_a_failure(installed, tmp_path):
             "hosts": "localhost",
             "connection": "local",
             "gather_facts": False,
-            "vars": {"launchproof_units": ["nobody-installed-this.service"]},
+            "vars": {
+                "launchproof_units": ["nobody-installed-this.service"],
+                # discovery may find a pyenv shim of a version that is not selected, which cannot run
+                "ansible_python_interpreter": "{{ ansible_playbook_python }}",
+            },
             "tasks": [
                 {
                     "dflash.launchproof.launch_proof": {

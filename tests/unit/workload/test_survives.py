@@ -217,7 +217,9 @@ def until(condition, timeout: float = 30):
 
 
 @pytest.mark.shows("W20", "W33")
-@pytest.mark.parametrize(("line", "phase"), [("ev=start", "load"), ("ev=resume", "load|warmup|run"), ("step=3 ", "run")])
+@pytest.mark.parametrize(
+    ("line", "phase"), [("ev=start", "load"), ("ev=resume", "load|warmup|run"), ("step=3 ", "run")]
+)
 def test_sigterm_at_any_phase_ends_clean_and_is_resumed(fork, texts, tmp_path, s3, whole, line, phase):
     uri = s3.bucket("bkt")
     argv = arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1")
