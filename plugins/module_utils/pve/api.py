@@ -12,6 +12,7 @@ end the process when requests is missing, and hand a page that is not JSON back 
 from __future__ import annotations
 
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -419,14 +420,7 @@ class PveshSession(CommandBaseSession):
         # One shell word for ssh, which joins its arguments with spaces; pvesh corrupts text without a UTF-8 locale.
         full = [*self._prefix, f"LC_ALL=C.UTF-8 {shlex.join(cmd)}"] if self._prefix else cmd
         try:
-            done = subprocess.run(
-                full,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=self.timeout,
-                env={**os.environ, "LC_ALL": "C.UTF-8"},
-                check=False,
-            )
+            done = run_on_node(full, self.timeout)
         except subprocess.TimeoutExpired as error:
             raise ApiError(
                 "timeout",
@@ -434,15 +428,46 @@ class PveshSession(CommandBaseSession):
             ) from error
         except OSError as error:
             raise ApiError("unreachable", f"{full[0]} cannot be run here: {error.strerror}") from error
-        stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        if self._prefix and done.returncode == 255 and re.search(r"^(ssh:|.*Permission denied|Host key)", stderr, re.M):
+        stderr = done.stderr
+        if self._prefix and done.returncode == 255 and _SSH_FAILED.search(stderr):
             raise ApiError("unreachable", f"ssh to the node failed: {stderr.strip()}")
         # proxmoxer takes any stderr for a failure and an empty one for success: the exit code decides.
         return (
-            stdout,
+            done.stdout,
             ("" if done.returncode == 0 else stderr or f"pvesh ended with {done.returncode}"),
             done.returncode,
         )
+
+
+# What sshd does to connections above its MaxStartups, before it knows whose they are.
+_TURNED_AWAY = re.compile(r"kex_exchange_identification|banner exchange")
+_SSH_FAILED = re.compile(rf"^(ssh:|.*Permission denied|Host key|{_TURNED_AWAY.pattern})", re.M)
+
+
+def run_on_node(command: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a command line, here or behind ``ssh_prefix``, for at most ``timeout`` seconds.
+
+    An sshd that many containers' tasks reach at once turns some away. Nothing has begun there then, so those try again,
+    spread out. Raises subprocess.TimeoutExpired, and OSError where the program cannot be run here.
+    """
+    deadline, pause = time.monotonic() + timeout, 0.5
+    while True:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=max(deadline - time.monotonic(), 0.1),
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
+            check=False,
+        )
+        turned_away = command[0] == "ssh" and done.returncode == 255 and _TURNED_AWAY.search(done.stderr)
+        wait = pause * random.uniform(0.5, 1.5)
+        if not turned_away or time.monotonic() + wait > deadline:
+            return done
+        time.sleep(wait)
+        pause = min(2 * pause, 4)
 
 
 def connect_root(options: dict) -> Api | None:

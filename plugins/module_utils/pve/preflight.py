@@ -268,14 +268,7 @@ def _look(paths: list[str], params: dict, unknown: list[str]) -> dict[str, bool]
         script = f'for f in {quoted}; do [ -c "$f" ] || [ -b "$f" ] && echo 1 || echo 0; done'
         command = [*pve_api.ssh_prefix(params.get("root_ssh") or {}, params["api_host"]), script]
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=params["api_timeout"],
-            )
+            done = pve_api.run_on_node(command, params["api_timeout"])
         except (OSError, subprocess.TimeoutExpired) as error:
             unknown.append(f"whether {', '.join(paths)} exist: ssh to the node: {error}")
             return {}

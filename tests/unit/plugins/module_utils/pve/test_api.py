@@ -272,10 +272,10 @@ def test_identity(options, who):
 
 @pytest.fixture
 def pvesh(tmp_path, monkeypatch):
-    """``pvesh(script)`` puts a program of that name on PATH."""
+    """``pvesh(script)`` puts a program of that name, or of another, on PATH."""
 
-    def program(script):
-        path = tmp_path / "pvesh"
+    def program(script, name="pvesh"):
+        path = tmp_path / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -308,6 +308,39 @@ def test_pvesh_fails_by_its_exit_code(pvesh, script, kind):
             "PUT", "nodes/n/lxc/901/config", "config", dev0="x"
         )
     assert caught.value.kind == kind
+
+
+TURNED_AWAY = "kex_exchange_identification: read: Connection reset by peer"
+
+
+@pytest.mark.parametrize("way", ["session", "look"])
+def test_a_node_that_turns_connections_away_is_asked_again(pvesh, tmp_path, monkeypatch, way):
+    monkeypatch.setattr(pve_api.time, "sleep", lambda _seconds: None)
+    pvesh(
+        f"echo >> {tmp_path}/times; [ $(wc -l < {tmp_path}/times) = 3 ] || {{ echo '{TURNED_AWAY}' >&2; exit 255; }}",
+        "ssh",
+    )
+    if way == "session":
+        pve_api.connect_root({**OPTIONS, "root_via": "ssh"}).change("PUT", "nodes/n/lxc/901/config", "config", dev0="x")
+    else:
+        assert pve_api.run_on_node(["ssh", "node"], 9).returncode == 0
+    assert (tmp_path / "times").read_text() == "\n" * 3
+
+
+def test_a_node_that_turns_all_connections_away_is_unreachable(pvesh, monkeypatch):
+    monkeypatch.setattr(pve_api.time, "sleep", lambda _seconds: None)
+    pvesh(f"echo '{TURNED_AWAY}' >&2; exit 255", "ssh")
+    with pytest.raises(pve_api.ApiError, match="ssh to the node failed: kex_exchange") as caught:
+        pve_api.connect_root({**OPTIONS, "root_via": "ssh", "api_timeout": 0.2, "task_timeout": 0.2}).change(
+            "PUT", "nodes/n/lxc/901/config", "config", dev0="x"
+        )
+    assert caught.value.kind == "unreachable"
+
+
+def test_a_program_that_fails_on_the_node_is_not_run_again(pvesh, tmp_path):
+    pvesh(f"echo >> {tmp_path}/times; echo '500 {TURNED_AWAY}' >&2; exit 2", "ssh")
+    assert pve_api.run_on_node(["ssh", "node"], 9).returncode == 2
+    assert (tmp_path / "times").read_text() == "\n"
 
 
 def test_ssh_to_the_node_verifies_its_host_key():
