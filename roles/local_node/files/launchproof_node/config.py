@@ -199,7 +199,7 @@ def lxc_config(vmid, config, rootfs, cpus, cgroup2, devices, mounts):
             f"{limits}memory.limit_in_bytes = {memory}M",
             f"{limits}memory.memsw.limit_in_bytes = {memory + swap}M",
         ]
-    lines += [f"{limits}{key} = {value}" for key, value in cpu_limits(config, cpus, cgroup2).items()]
+    lines += [f"{limits}{key} = {value}" for key, value in cpu_limits(vmid, config, cpus, cgroup2).items()]
     for n, text in numbered(config, "net"):
         lines += _network(vmid, n, properties(text, "name"))
     for source, target, kind, major, minor, access in devices:
@@ -214,11 +214,15 @@ def lxc_config(vmid, config, rootfs, cpus, cgroup2, devices, mounts):
     return "\n".join(lines) + "\n"
 
 
-def cpu_limits(config, cpus, cgroup2):
-    """The control group files (name: text) that give a container its cores, cpulimit and cpuunits."""
+def cpu_limits(vmid, config, cpus, cgroup2):
+    """The control group files (name: text) that give a container its cores, cpulimit and cpuunits.
+
+    Proxmox VE spreads containers over the machine's CPUs and balances them as they run; here the number says which CPU
+    is a container's first.
+    """
     out = {}
     cores = min(int(config.get("cores") or cpus), cpus)
-    out["cpuset.cpus"] = f"0-{cores - 1}"
+    out["cpuset.cpus"] = ",".join(str(cpu) for cpu in sorted((vmid + n) % cpus for n in range(cores)))
     limit = float(config.get("cpulimit") or 0)
     units = config.get("cpuunits")
     if cgroup2:

@@ -316,7 +316,7 @@ class Runtime:
         """Give a running container the memory, swap and CPU limits of its configuration."""
         pid = self.init_pid(vmid)
         wanted = [("cpuset" if key.startswith("cpuset") else "cpu", key, value)
-                  for key, value in node_config.cpu_limits(config, self.cpus, self.cgroup2).items()]  # fmt: skip
+                  for key, value in node_config.cpu_limits(vmid, config, self.cpus, self.cgroup2).items()]  # fmt: skip
         memory = int(config.get("memory", 512)) << 20
         swap = int(config.get("swap", 512)) << 20
         if self.cgroup2:

@@ -99,7 +99,12 @@ def test_limits_in_both_versions_of_control_groups():
 
 
 def test_more_cores_than_there_are():
-    assert "lxc.cgroup.cpuset.cpus = 0-1" in lxc({"cores": 64})
+    assert "lxc.cgroup.cpuset.cpus = 0,1" in lxc({"cores": 64})
+
+
+def test_containers_are_spread_over_the_cpus():
+    spread = [config.cpu_limits(vmid, {"cores": 2}, 3, True)["cpuset.cpus"] for vmid in (900, 901, 902)]
+    assert spread == ["0,1", "1,2", "0,2"]
 
 
 def test_network_and_device():
