@@ -45,6 +45,7 @@ from pathlib import Path
 from ansible import constants as C
 from ansible import context
 from ansible.plugins.callback import CallbackBase
+from ansible.plugins.loader import connection_loader, shell_loader
 from ansible.template import Templar
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.render import table
@@ -68,6 +69,7 @@ class CallbackModule(CallbackBase):
     # -- what is declared, known before the first task -----------------------------------------------------------------
 
     def v2_playbook_on_start(self, playbook):
+        load_before_forks()
         for play in playbook.get_plays():
             self._declare(play)
 
@@ -133,6 +135,19 @@ class CallbackModule(CallbackBase):
         self._display.display(table(report["jobs"]), color=color)
         for gang in report.get("gangs", []):
             self._display.display("\n" + gang["sentence"], color=C.COLOR_OK if gang["ok"] else C.COLOR_ERROR)
+
+
+def load_before_forks() -> None:
+    """Load what each task of each host would load again: a task runs in a fork of this process, which inherits it.
+
+    Ansible compiles a collection's plugin and parses its documentation at every load, 30 ms and more for a connection.
+    """
+    for loader, name in (
+        (connection_loader, "ansible.builtin.ssh"),
+        (connection_loader, "dflash.launchproof.pct"),
+        (shell_loader, "sh"),
+    ):
+        loader.get(name, class_only=True)
 
 
 def selected(play) -> bool:
