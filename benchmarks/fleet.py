@@ -1,10 +1,10 @@
 # Copyright (c) dflash.launchproof contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""`deploy.yml` when nothing has changed, for one container, for ten and for forty.
+"""`deploy.yml` for forty containers, and, when nothing has changed, for one, for ten and for forty.
 
-Each has a stub for a job, a program that counts, and a small Python environment. A first run makes all forty on the
-embedded node, which takes some minutes; then some of them are deployed again, with a fork for each.
+Each has a stub for a job, a program that counts, and a small Python environment. The first is made alone on the embedded
+node, then the others at once, which takes some minutes; then some of them are deployed again, with a fork for each.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ def measure() -> list[Row]:
     with node.node(), tempfile.TemporaryDirectory() as name:
         deployment = Deployment(Path(name), list(range(FIRST, FIRST + max(SIZES))))
         try:
-            run(deployment)
+            first, rest = (_seconds(deployment, only) for only in (_limit(deployment, 1), "all"))
             found = {size: unchanged(deployment, size) for size in SIZES}
         finally:
             deployment.destroy()
     one, ten, forty = (found[size][0] for size in SIZES)
+    more = max(SIZES) - 1
     return [
+        Row("1 container made, deployed and proved", first, "s"),
+        Row(f"{more} more at once, each", rest / more, "s", first, "1 container"),
         Row("1 container, nothing to change", one, "s", at_most=15),
         Row("10 containers, nothing to change", ten, "s", one, "1 container", at_most=3, bounds="ratio"),
         Row("40 containers, nothing to change", forty, "s", one, "1 container"),
+        Row("each container from 1 to 10", (ten - one) / 9, "s", one, "1 container"),
+        Row("each container from 10 to 40", (forty - ten) / 30, "s", (ten - one) / 9, "1 to 10"),
         Row("API calls for 1 container, preflight included", found[1][1], "calls"),
         Row(
             "tasks that changed something, nothing to change",
@@ -48,8 +53,19 @@ def measure() -> list[Row]:
 def unchanged(deployment: Deployment, size: int) -> tuple[float, int, int]:
     """(seconds, API calls, changes) of another deployment of the first ``size`` containers."""
     before, start = _calls(), time.monotonic()
-    output = run(deployment, "--limit", ",".join(f"stub{number}" for number in deployment.numbers[:size]))
+    output = run(deployment, "--limit", _limit(deployment, size))
     return time.monotonic() - start, _calls() - before, changed(output)
+
+
+def _seconds(deployment: Deployment, limit: str) -> float:
+    """Seconds of a deployment of the hosts that ``limit`` names."""
+    start = time.monotonic()
+    run(deployment, "--limit", limit)
+    return time.monotonic() - start
+
+
+def _limit(deployment: Deployment, size: int) -> str:
+    return ",".join(f"stub{number}" for number in deployment.numbers[:size])
 
 
 def _calls() -> int:
