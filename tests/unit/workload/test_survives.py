@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """What ends or hinders extraction, for real: nothing committed is lost, nothing uncommitted is counted."""
 
+import json
 import os
 import signal
 import socket
@@ -217,14 +218,16 @@ def until(condition, timeout: float = 30):
 
 
 @pytest.mark.shows("W20", "W33")
-@pytest.mark.parametrize(
-    ("line", "phase"), [("ev=start", "load"), ("ev=resume", "load|warmup|run"), ("step=3 ", "run")]
-)
+@pytest.mark.parametrize(("line", "phase"), [("ev=start", "load"), ("ev=resume", "warmup|run"), ("step=3 ", "run")])
 def test_sigterm_at_any_phase_ends_clean_and_is_resumed(fork, texts, tmp_path, s3, whole, line, phase):
     uri = s3.bucket("bkt")
-    argv = arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1")
+    heartbeat = tmp_path / "heartbeat.json"
+    argv = arguments(texts, tmp_path, s3, uri, resume=True, batch_samples="1", heartbeat=heartbeat)
     child = fork(PROGRAM, *argv)
     child.until(line)
+    if line == "ev=resume":
+        # The last line of the loading: that it is over, the heartbeat alone says.
+        until(lambda: heartbeat.exists() and json.loads(heartbeat.read_text())["phase"] != "load")
     child.process.send_signal(signal.SIGTERM)
     assert child.wait() == 0, child.text
     assert " code=0 reason=sigterm" in child.lines[-1]
