@@ -173,7 +173,10 @@ def test_a_check_by_pattern_that_finds_only_itself_is_told_so(host):
     assert "bash -c" in json.dumps(verdict["evidence"])
 
 
-def drop_in_twice(container, intervals=("60", "61")) -> list[dict]:
+INTERVALS = ("60", "61")
+
+
+def drop_in_twice(container) -> list[dict]:
     """What is typed on the machine itself instead of A's one-liner; slammed6, edited, and slammed6 again. Returns both rows."""
     command = [
         "launchproof",
@@ -186,7 +189,7 @@ def drop_in_twice(container, intervals=("60", "61")) -> list[dict]:
         r"ev=step step=(?P<step>\d+)",
     ]
     runs = []
-    for interval in intervals:
+    for interval in INTERVALS:
         done = container.run(
             *command, "--env", f"DFLASH_PROFILE_INTERVAL={interval}", "--", "/root/run.sh", check=False
         )
@@ -202,7 +205,7 @@ def drop_in_twice(container, intervals=("60", "61")) -> list[dict]:
 
 def test_the_drop_in_for_the_one_liner_is_proved_and_its_second_run_replaces_the_first(host):
     runs = drop_in_twice(host.container)
-    for interval, row in zip(("60", "61"), runs):
+    for interval, row in zip(INTERVALS, runs):
         folder = f"/var/lib/launchproof/runs/{row['unit']}/{row['run_id']}"
         assert f"profile_interval={interval}" in host.container.read(f"{folder}/log")
     host.container.run("systemctl", "stop", runs[0]["unit"])
