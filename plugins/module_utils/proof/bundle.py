@@ -15,6 +15,7 @@ import hashlib
 import importlib.util
 import io
 import os
+import pkgutil
 import re
 import shutil
 import tempfile
@@ -22,12 +23,6 @@ import zipfile
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import ledger
 
-MODULES = (
-    "adhoc", "bundle", "cli", "collect", "decide", "envfile", "facts", "gpus", "launcher", "ledger", "prover", "redact",
-    "render", "runner", "scan", "session", "setup_codes", "spec", "table", "view", "watch",
-    "sources.cgroup", "sources.dbus", "sources.events", "sources.gpu", "sources.logfile", "sources.manager",
-    "sources.nvml", "sources.objects", "sources.process", "sources.supervisor", "sources.systemd",
-)  # fmt: skip
 PACKAGE = __name__.rpartition(".")[0]
 # Isolated: neither PYTHON* variables of the job nor user packages may change what systemd runs as root.
 INTERPRETER = "/usr/bin/python3 -IS"
@@ -55,11 +50,18 @@ KEEP = 4  # unpacked versions: a prover that still runs may be of an older one
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip can hold
 
 
+def _modules():
+    """Yield the spec of each module of the package, without importing it."""
+    for package in (PACKAGE, PACKAGE + ".sources"):
+        for found in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            if not found.ispkg:
+                yield importlib.util.find_spec(f"{package}.{found.name}")
+
+
 def sources() -> dict:
     """Return {path in the zip: bytes} of the whole package."""
     found = {}
-    for name in MODULES:
-        module = importlib.util.find_spec(f"{PACKAGE}.{name}")
+    for module in _modules():
         parts = module.name.split(".")
         for depth in range(1, len(parts)):
             found["/".join(parts[:depth]) + "/__init__.py"] = b""
