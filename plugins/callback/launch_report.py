@@ -17,6 +17,8 @@ description:
   - A play takes part by its play variables. C(launchproof_stage) names the play's stage. C(launchproof_units) is the
     list of units that the play is meant to prove on each host; a run without such a play writes no report.
     C(launchproof_gangs) says which of them belong to a gang, and the report then has a verdict for each gang as a whole.
+  - Loads P(dflash.launchproof.pct#connection) and P(ansible.builtin.ssh#connection) before the first task, since each
+    task of each host would load them again.
 options:
   path:
     description: Where the report is written; a relative path starts at the current folder.
