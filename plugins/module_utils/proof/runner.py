@@ -256,12 +256,12 @@ class Runner:
         number = signal.Signals(status).name[3:] if code in (KILLED, DUMPED) else str(status)
         words = {"SERVICE_RESULT": result, "EXIT_CODE": WORDS.get(code), "EXIT_STATUS": number if code else None}
         run_id = more.get("invocation_id") or self.state.invocation_id
-        # The state first: who sees the certificate finds there what it does not hold.
-        self.save(active_state="deactivating", sub_state="stop-post",
-                  **dict(more, main_pid=0, result=result, exec_main_code=code, exec_main_status=status, exec_main_exited_at=now))  # fmt: skip
         if result != "resources":  # as with systemd, whose state tells of a start that made no process
             with contextlib.suppress(ledger.LedgerError):
                 ledger.end_run(self.unit, run_id, words, self.paths, max(oom, 0))
+        # The certificate first: who sees the end finds there what the state does not hold, a kill for want of memory.
+        self.save(active_state="deactivating", sub_state="stop-post",
+                  **dict(more, main_pid=0, result=result, exec_main_code=code, exec_main_status=status, exec_main_exited_at=now))  # fmt: skip
         self._sweep()
         failed = result != "success"
         now_is, sub_state = ("failed", "failed") if failed else ("inactive", "dead")
