@@ -25,9 +25,10 @@ pytestmark = pytest.mark.container
 SHARDS, SAMPLES = 4, 1600
 HOSTS = {"c1": [], "c2": [], "c3": []}
 UNTIL_IT_ENDS = """
-import os, select, sys
+import contextlib, os, select, sys
 if sys.argv[1] != "0":
-    select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
 """
 
 
