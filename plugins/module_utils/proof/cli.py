@@ -62,7 +62,7 @@ def own_program() -> str:
     """Where this very code lies unpacked, for the prover to run; where there is no right to unpack it, the file itself."""
     if os.geteuid() != 0:
         return os.path.realpath(sys.argv[0])
-    from ansible_collections.dflash.launchproof.plugins.module_utils.proof import bundle  # what it needs is slow to load
+    from ansible_collections.dflash.launchproof.plugins.module_utils.proof import bundle
 
     return bundle.unpack()
 
