@@ -110,3 +110,18 @@ def test_a_unit_that_nobody_delivered_is_not_started(paths):
         and answer.lasting
         and "y.service.json is not there" in str(answer)
     )
+
+
+def test_whoever_sees_the_end_finds_the_certificate(paths, monkeypatch):
+    made = object.__new__(runner.Runner)  # its constructor takes the signals of this process
+    made.unit, made.paths, made.state = UNIT, paths, UnitState(invocation_id="c" * 32)
+    seen = []
+    monkeypatch.setattr(made, "_sweep", lambda: None, raising=False)
+    monkeypatch.setattr(
+        made,
+        "save",
+        lambda **_state: seen.append(ledger.read_json(f"{paths.run(UNIT, 'c' * 32)}/exit.json")),
+        raising=False,
+    )
+    made._finish({}, KILLED, 9, "signal", 1)
+    assert [certificate["oom_kill"] for certificate in seen] == [1]
