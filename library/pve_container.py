@@ -387,6 +387,8 @@ class Run:
             (before if self.module.check_mode else after) and (before if self.module.check_mode else after).running
         )
         addresses = self._addresses() if runs_now and self.state != "absent" else {}
+        if not runs_now:
+            self._warn_of_what_is_inside()
         self.module.exit_json(
             **self.result(
                 changed=bool(self.steps),
@@ -399,6 +401,13 @@ class Run:
             )
         )
 
+    def _warn_of_what_is_inside(self) -> None:
+        if self.module.check_mode and self.state == "started":
+            self.module.warn(
+                f"Container {self.container['vmid']} does not run. What is inside it (Python environment, jobs, their launch) "
+                "cannot be predicted before it exists and runs."
+            )
+
     def predict_without_api(self, error: pve_api.ApiError) -> None:
         """Check mode before the node itself is up: all of it would be done."""
         want, problems = plan.wanted(self.container, None)
@@ -409,6 +418,7 @@ class Run:
         steps += [plan.Step("start")] if self.state == "started" else []
         self.steps = [step.describe() for step in steps]
         status = plan.view(after, set())["state"]
+        self._warn_of_what_is_inside()
         self.module.exit_json(
             **self.result(
                 changed=bool(steps),

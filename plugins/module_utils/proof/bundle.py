@@ -108,6 +108,7 @@ def _payload() -> None:
         process,
         supervisor,
         systemd,
+        xmlrpc_unix,
     )
 
 
