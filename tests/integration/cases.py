@@ -601,7 +601,9 @@ exit 1'''), fact='[ "$(prop ExecMainStatus)" = 1 ]'),
          service="Restart=on-failure\nRestartSec=200ms\nMemoryMax=40M", unit="StartLimitIntervalSec=0",
          proof={"process": {"stable_for": 6}}, fact="until_ok restarted 2", nested="oom_killed"),
     Case("restart-comes-late", "exited_nonzero", "exit 1, and systemd will try again in a minute", bash("echo no data; exit 1"),
-         service="Restart=on-failure\nRestartSec=60", fact='[ "$(prop SubState)" = auto-restart ]'),
+         service="Restart=on-failure\nRestartSec=60",
+         # The verdict comes while the unit is still stopping.
+         fact="until_ok eval '[ $(prop SubState) = auto-restart ]'"),
     Case("notify-from-child", "start_timeout", "READY=1 comes from a child, which NotifyAccess=main does not hear",
          python("""
 import os, socket, time
