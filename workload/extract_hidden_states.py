@@ -63,10 +63,13 @@ def parser() -> argparse.ArgumentParser:
         "--upload-queue", type=whole(1), default=4, help="batches that may wait for their upload (default: %(default)s)"
     )
     p.add_argument(
+        "--upload-threads", type=whole(1), default=2, help="batches that are uploaded at once (default: %(default)s)"
+    )
+    p.add_argument(
         "--max-consecutive-errors",
         type=whole(1),
         default=8,
-        help="failed writes in a row before exit 75 (default: %(default)s)",
+        help="failed writes of one thread in a row before exit 75 (default: %(default)s)",
     )
     return p
 

@@ -1,13 +1,14 @@
 # Copyright (c) dflash.launchproof contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""What follows the model in extraction: a thread that writes batches to the local disk, and one that commits them."""
+"""What follows the model in extraction: a thread that writes batches to the local disk, and some that commit them."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import json
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,9 @@ class Staged:
 
 
 class Committer:
-    """Takes each batch's hidden states and commits them in order, beside the model's work on the next ones.
+    """Takes each batch's hidden states and commits them, several at once, beside the model's work on the next ones.
+
+    A batch's file and its record follow one another, so a store that is far away is waited for twice a batch.
 
     Both queues are bounded, so that a slow store slows the model down and fills neither memory nor disk.
     """
@@ -59,11 +62,12 @@ class Committer:
         self._write_s = self._upload_s = self._elapsed_s = 0.0
         self._began = time.monotonic()
         self._on_disk = Retry(job, args.max_consecutive_errors, (OSError,))
-        self._in_store = Retry(job, args.max_consecutive_errors, errors())
         self._computed: Handoff[tuple[int, list[torch.Tensor]]] = Handoff(self.COMPUTED)
         self._staged: Handoff[Staged] = Handoff(args.upload_queue)
         job.on_failure(self._abort)
-        self._threads = [job.spawn("write", self._write), job.spawn("commit", self._commit)]
+        self._counting = threading.Lock()
+        committing = [job.spawn(f"commit-{n}", self._commit) for n in range(args.upload_threads)]
+        self._threads = [job.spawn("write", self._write), *committing]
 
     def put(self, number: int, states: list[torch.Tensor]) -> None:
         """Hand over a batch, one tensor a sample, waiting for room; raises Closed once nothing more is committed."""
@@ -80,7 +84,7 @@ class Committer:
     def finish(self, batches: int, samples: int) -> bool:
         """Mark the shard as done; False when a stop was requested while that failed."""
         marker = json.dumps({"batches": batches, "samples": samples}).encode()
-        return self._in_store("finish", lambda: self._store.put_bytes(f"{self._shard}/{DONE}", marker))
+        return self._in_store()("finish", lambda: self._store.put_bytes(f"{self._shard}/{DONE}", marker))
 
     def costs(self) -> dict[str, Any]:
         """Fields of the exit line, after :meth:`drain`: seconds, bytes and tokens per second."""
@@ -91,6 +95,10 @@ class Committer:
             "bytes": self.bytes,
             "tok_s": round(self.tokens / self._elapsed_s),
         }
+
+    def _in_store(self) -> Retry:
+        """One for each thread: what fails for all of them at once is one failure in a row, not several."""
+        return Retry(self._job, self._args.max_consecutive_errors, errors())
 
     def _abort(self) -> None:
         self._computed.abort()
@@ -124,30 +132,35 @@ class Committer:
         return Staged(number, path, record) if written else None
 
     def _commit(self) -> None:
+        in_store = self._in_store()
         with contextlib.suppress(Closed):
             while True:
                 staged = self._staged.take()
                 began = time.monotonic()
-                if not self._upload(staged, f"{self._shard}/{batch_name(staged.number)}"):
+                if not self._upload(in_store, staged, f"{self._shard}/{batch_name(staged.number)}"):
                     self._abort()
                     return
-                now = time.monotonic()
-                self._upload_s += now - began
-                self.batches += 1
-                self.tokens += staged.record["tokens"]
-                self.samples += len(staged.record["samples"])
-                self.bytes += staged.record["bytes"]
-                self._job.step(
-                    self.batches,
-                    force_line=True,
-                    of=len(self._plan),
-                    samples=self.samples,
-                    tok_s=round(self.tokens / (now - self._began)),
-                    commit_s=now - began,
-                    queue=len(self._staged),
-                )
+                with self._counting:
+                    self._count(staged, began)
 
-    def _upload(self, staged: Staged, name: str) -> bool:
+    def _count(self, staged: Staged, began: float) -> None:
+        now = time.monotonic()
+        self._upload_s += now - began
+        self.batches += 1
+        self.tokens += staged.record["tokens"]
+        self.samples += len(staged.record["samples"])
+        self.bytes += staged.record["bytes"]
+        self._job.step(
+            self.batches,
+            force_line=True,
+            of=len(self._plan),
+            samples=self.samples,
+            tok_s=round(self.tokens / (now - self._began)),
+            commit_s=now - began,
+            queue=len(self._staged),
+        )
+
+    def _upload(self, in_store: Retry, staged: Staged, name: str) -> bool:
         """The file, then the record that makes it count; False when a stop was requested while one of them failed."""
         size = staged.path.stat().st_size
         if size != staged.record["bytes"]:
@@ -158,10 +171,10 @@ class Committer:
                 "it. It is not committed; a run with --resume makes it again.",
             )
         record = json.dumps({"schema": SCHEMA, "batch": staged.number, **staged.record}, sort_keys=True).encode()
-        committed = self._in_store(
+        committed = in_store(
             f"upload {name}",
             lambda: self._store.put_file(f"{name}.safetensors", staged.path, lambda _bytes: self._job.advanced()),
-        ) and self._in_store(f"commit {name}", lambda: self._store.put_bytes(f"{name}.json", record))
+        ) and in_store(f"commit {name}", lambda: self._store.put_bytes(f"{name}.json", record))
         if committed and self._args.s3_uri:
             staged.path.unlink()
         return committed

@@ -6,6 +6,7 @@
 import hashlib
 import json
 import signal
+import threading
 from types import SimpleNamespace
 
 import extract_hidden_states as program
@@ -106,8 +107,8 @@ def test_killed_and_resumed_every_sample_is_there_once(fork, texts, tmp_path, s3
     shard = "r/shard-01-of-01"
     store.put_bytes(f"{shard}/batch-000040.safetensors", b"half")
     store._client.create_multipart_upload(Bucket="bkt", Key=f"data/{shard}/batch-000041.safetensors")
-    (tmp_path / "out" / shard / "batch-000001.safetensors").write_bytes(b"already committed")
     before = set(stores.committed(store, shard))
+    (tmp_path / "out" / shard / f"{stores.batch_name(min(before))}.safetensors").write_bytes(b"already committed")
     assert len(before) >= 5
     second = fork("extract_hidden_states.py", *argv)
     assert second.wait() == 0, second.text
@@ -115,6 +116,30 @@ def test_killed_and_resumed_every_sample_is_there_once(fork, texts, tmp_path, s3
     _target, samples, _sha = targets.load("tiny-random", texts, PIECE, "auto", None, torch.device("cpu"))
     assert set(everything(store)) == {sample.id for sample in samples}
     assert not list((tmp_path / "out").rglob("*.safetensors"))
+
+
+def test_batches_are_uploaded_side_by_side_and_each_before_its_record(here, texts, tmp_path, s3, monkeypatch):
+    together = threading.Barrier(2)
+    put_file, put_bytes, uploaded = stores.S3Store.put_file, stores.S3Store.put_bytes, set()
+
+    def put_two_files(self, key, *more):
+        together.wait(30)
+        put_file(self, key, *more)
+        uploaded.add(key)
+
+    def put_record(self, key, data):
+        assert not key.endswith(".json") or "batch-" not in key or key.replace(".json", ".safetensors") in uploaded
+        put_bytes(self, key, data)
+
+    monkeypatch.setattr(stores.S3Store, "put_file", put_two_files)
+    monkeypatch.setattr(stores.S3Store, "put_bytes", put_record)
+    uri = s3.bucket("bkt")
+    # With one thread the first of the two batches would wait for the second until the barrier breaks.
+    texts_of_two = tmp_path / "two.jsonl"
+    texts_of_two.write_text("".join(json.dumps({"text": f"sample {n}"}) + "\n" for n in range(8)))
+    fields, _ = here(program, arguments(texts_of_two, tmp_path, s3, uri))
+    assert fields["batches"] == 2
+    assert len(everything(stores.S3Store(uri, s3.endpoint))) == 8
 
 
 def test_sigterm_commits_what_waits_and_ends_clean(fork, texts, tmp_path, s3):
