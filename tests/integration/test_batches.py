@@ -8,8 +8,15 @@ The tests follow one another: a host that the one before did not come to has no 
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from tests.support.container import REPO
 from tests.support.hosts import hosts
 
 pytestmark = pytest.mark.container
@@ -66,6 +73,19 @@ def test_fewer_let_the_run_go_on(site):
     rc, found, output = codes(site, *BATCHES, "-e", "launchproof_max_fail_percentage=50")
     assert rc != 0
     assert found == {"c1": "exited_nonzero", "c2": "ok_progressing", "c3": "ok_progressing"}, output
+
+
+def test_a_fleet_over_two_workers_has_one_report(site, tmp_path):
+    report = tmp_path / "report.json"
+    argv = [sys.executable, "examples/fleet/split.py", "-i", str(site.folder / "inventory.json")]
+    argv += ["--playbook", "tests/integration/launch.yml", "--workers", "2", "--report", str(report)]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(argv, cwd=REPO, env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stderr  # c1 is bad
+    found = json.loads(report.read_text())
+    assert found["verdict"] == "failed"
+    expected = {"c1": "exited_nonzero", "c2": "ok_progressing", "c3": "ok_progressing"}
+    assert {job["host"]: job["code"] for job in found["jobs"]} == expected, done.stdout
 
 
 @pytest.mark.parametrize(
