@@ -335,7 +335,7 @@ def _plan_dropped(job: Job, unit: str, host: Host, plan: Plan) -> None:
 
 def stop_command(host: Host) -> str:
     """How a person stops a unit on this machine."""
-    return "systemctl stop" if host.systemd else f"{supervisor.SUPERVISORCTL} -c {supervisor.CONFIG} stop"
+    return "systemctl stop" if host.systemd else f"{supervisor.CONTROL} stop"
 
 
 def _check_machine(jobs: list[Job], host: Host, problems: list[str], wanted: str) -> list[str]:

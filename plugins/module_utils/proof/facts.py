@@ -120,6 +120,8 @@ class UnitState:
     # NotifyAccess=, PIDFile=.
     notify_access: str = "none"
     pid_file: str = ""
+    # The command that starts and stops it: systemctl, or supervisorctl with its configuration where no systemd runs.
+    control: str = "systemctl"
     # Type of the job pending for the unit: "", start, stop, restart, … Source: Job= and list-jobs.
     pending_job: str = ""
     # Restart=, RestartUSec=, RuntimeMaxUSec=, TimeoutStartUSec=, WatchdogUSec= (s; None = infinity or off),

@@ -92,7 +92,7 @@ def observer_blind(v: View) -> Finding | None:
     spec, facts = v.spec, v.facts
     reads_log = spec.log.fresh or spec.log.required or spec.progress or spec.done
     return (
-        blind("systemd", facts.systemd, "let the observer ask systemd: systemctl show has to work")
+        blind("systemd", facts.systemd, "let the observer ask systemd, or supervisor where no systemd runs,")
         or (reads_log and blind("log", facts.log, f"let the observer read {v.path}, or drop the log requirement"))
         or (
             spec.process.count > 1
@@ -128,7 +128,12 @@ def unit_not_loaded(v: View) -> Finding | None:
         # Somebody else may be about to make it, as systemd-run does.
         since = NOW if asked else v.start_deadline
         return Finding(
-            "unit_not_found", since, f"install {v.unit} (or correct its name) and run systemctl daemon-reload", evidence
+            "unit_not_found",
+            since,
+            f"deliver {v.unit} to this host, or correct its name (after a unit file by hand: systemctl daemon-reload)"
+            if v.state.control == "systemctl"
+            else f"deliver {v.unit} to this host, or correct its name",
+            evidence,
         )
     if v.state.load_state == "masked":
         return Finding("unit_invalid", NOW, f"run systemctl unmask {v.unit}", evidence)
@@ -241,12 +246,12 @@ def launcher_failed(v: View) -> Finding | None:
     if seen.code == launchers.SELF_KILLED:
         remedy = (
             f"line {seen.line}, {seen.command!r}, matched the launcher's own command line ({seen.matched!r}) and killed it with "
-            f"{seen.signal}: stop {v.unit} by systemctl stop, never by pattern"
+            f"{seen.signal}: stop it by {v.by_hand('stop')}, never by pattern"
         )
     elif seen.code == launchers.NOT_DELIVERED:
         remedy = f"the launcher never reached the host ({seen.said or f'exit code {seen.rc}'}): repair the connection, then start {v.unit}"
     else:
-        remedy = f"the launcher is no valid shell script ({seen.said or f'exit code {seen.rc}'}): correct it, or start {v.unit} by systemctl"
+        remedy = f"the launcher is no valid shell script ({seen.said or f'exit code {seen.rc}'}): correct it, or run {v.by_hand('start')}"
     return Finding(seen.code, NOW, remedy, evidence)
 
 
@@ -290,7 +295,7 @@ def never_launched(v: View) -> Finding | None:
     if v.state.pending_job:
         remedy = f"the {v.state.pending_job} job of {v.unit} waits for another: see systemctl list-jobs"
     else:
-        remedy = f"run systemctl start {v.unit}, and check that {v.facts.host or 'this'} is the right host"
+        remedy = f"run {v.by_hand('start')}, and check that {v.facts.host or 'this'} is the right host"
     # Where what runs is looked at, no start is waited for.
     look = v.baseline.observed and not v.queued
     since = min(v.start_deadline, v.began + LOOK_GRACE) if look else v.launch_deadline
@@ -302,7 +307,7 @@ def previous_run_alive(v: View) -> Finding | None:
     if v.new_run or not older:
         return None
     pids = ", ".join(str(process.pid) for process in older[:8])
-    remedy = f"stop the old run of {v.unit} (pid {pids}) with systemctl stop {v.unit}, then start it"
+    remedy = f"stop the old run of {v.unit} (pid {pids}) with {v.by_hand('stop')}, then start it"
     return Finding(
         "previous_run_alive",
         v.launch_deadline,
@@ -487,7 +492,7 @@ def killed_by_signal(v: View) -> Finding | None:
         remedy = f"look at the core of pid {v.exit.pid} (coredumpctl info {v.exit.pid}): {v.unit} crashed with {name}"
         return Finding("core_dumped", v.death, remedy, evidence)
     if v.exit.stop_requested:
-        remedy = f"{v.unit} was stopped by systemctl ({name}): start it again if that was not meant"
+        remedy = f"{v.unit} was asked to stop ({name}): start it again if that was not meant"
     else:
         remedy = f"find out who sent {name} to pid {v.exit.pid} of {v.unit} (kill, a limit, the kernel log)"
     return Finding("killed_by_signal", v.death, remedy, evidence)
@@ -554,7 +559,7 @@ def exited_early(v: View) -> Finding | None:
             f"Type={v.state.type} waits for what it never did (READY=1, PIDFile=, a process that stays): use Type=exec"
         )
     elif v.exit.stop_requested:
-        why = "systemctl stopped it: start it again if that was not meant"
+        why = "it was asked to stop: start it again if that was not meant"
     elif v.spec.done:
         why = f"no line matches {v.spec.done.pattern!r}: it stopped early, or a pipe or wrapper hid its exit code"
     else:

@@ -59,6 +59,10 @@ class View:
         self.path = self.log.path if self.log else (spec.log.path or f"the log of {self.unit}")
         self.processes: tuple[Process, ...] | None = known(facts.processes)
 
+    def by_hand(self, verb: str) -> str:
+        """What a person types to start or stop the unit."""
+        return f"{self.state.control} {verb} {self.unit}"
+
     # --- the run and its end
 
     @cached_property

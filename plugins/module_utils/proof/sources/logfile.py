@@ -42,6 +42,7 @@ class Tail:
         self.path = path
         self.start = start
         self.change = ""  # truncated, renamed or deleted
+        self.emptied_at = 0.0  # CLOCK_BOOTTIME s at which that was seen last
         self.error = ""  # why a file that is there cannot be read
         self.read_bytes = 0
         self.position = 0  # in the file that is open now
@@ -82,8 +83,12 @@ class Tail:
     def overwritten(self, place: int) -> None:
         """This run writes over the lines of the run before, from the first on, and has come to I(place)."""
         if self._limit is None:
-            self.position, self.past, self._mark = 0, 0, b""
+            self.rewind()
         self._limit = place
+
+    def rewind(self) -> None:
+        """Read the file from its first byte on."""
+        self.position, self.past, self._mark = 0, 0, b""
 
     def close(self) -> None:
         for key in self._keys:
@@ -162,7 +167,8 @@ class Tail:
     def _read_open(self, feed) -> bool:
         size = os.fstat(self._file).st_size
         if size < self.position or (size > self.position and self._refilled()):
-            self.change, self.position, self.past, self._mark = "truncated", 0, 0, b""
+            self.change, self.emptied_at = "truncated", time.clock_gettime(time.CLOCK_BOOTTIME)
+            self.rewind()
         if self._skip_middle and size > HEAD + TAIL:
             if self.position == 0:
                 for _turn in range(HEAD // PIECE):

@@ -26,6 +26,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.s
 SUPERVISORD = "/opt/launchproof/supervisor/bin/supervisord"
 SUPERVISORCTL = "/opt/launchproof/supervisor/bin/supervisorctl"
 CONFIG = "/etc/launchproof/supervisor.conf"
+CONTROL = "%s -c %s" % (SUPERVISORCTL, CONFIG)
 PROGRAMS = "/etc/launchproof/supervisor.d"
 SOCKET = "/run/launchproof/supervisor.sock"
 # Faults of supervisor's XML-RPC: xmlrpc.py, class Faults.
@@ -81,10 +82,10 @@ class Manager:
     def _look(self, unit: str) -> tuple:
         record = ledger.read_json(self.paths.job(unit))
         if record is None:
-            return UnitState(load_state="not-found"), {}
+            return UnitState(load_state="not-found", control=CONTROL), {}
         state, _starts, alive = runner.read_state(self.paths, unit)
         path = program_file(unit)
-        state = replace(state, fragment_path=path if os.path.exists(path) else self.paths.job(unit))
+        state = replace(state, fragment_path=path if os.path.exists(path) else self.paths.job(unit), control=CONTROL)
         if not alive and state.active_state not in runner.ENDED:
             state = self._killed.setdefault((unit, state.invocation_id), runner.buried(state))
         kind = self._pending(unit, state, alive)

@@ -510,7 +510,7 @@ CASES = [
             "processes": (),
         },
         at_once=False,
-        remedy="stopped by systemctl",
+        remedy="asked to stop",
     ),
     # 13
     Case(

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import logfile, process
@@ -136,6 +137,20 @@ def test_what_is_no_file_is_no_log(log, make):
     make(log)
     reader = Reader(log, logfile.identity(str(log)))
     assert not reader.tail.exists and reader.read()[0] == b""
+
+
+def test_what_was_written_since_it_was_emptied_can_be_read_again(log, reader):
+    append(log, b"old\n")
+    reader.read()
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert reader.tail.emptied_at < before
+    os.truncate(log, 0)
+    append(log, b"a\n")
+    assert reader.read()[0] == b"a\n"
+    assert reader.tail.emptied_at > before
+    append(log, b"b\n")
+    reader.tail.rewind()
+    assert reader.read()[0] == b"a\nb\n"
 
 
 def test_the_hole_that_copytruncate_leaves_is_skipped_unread(log, reader):
