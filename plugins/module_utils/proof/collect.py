@@ -83,6 +83,7 @@ def certificate_exit(certificate: dict, run_id: str) -> Exit:
         invocation_id=run_id,
         result=certificate.get("service_result") or "",
         source="certificate",
+        stop_requested=bool(certificate.get("stop_requested")),
     )
 
 
@@ -556,11 +557,16 @@ class UnitWatch:
                     invocation_id=self.run_id,
                     pid=state.exec_main_pid,
                     result=state.result,
-                    stop_requested=state.pending_job in ("stop", "restart"),
+                    stop_requested=state.pending_job in ("stop", "restart") or self._stop_certified(),
                 )
             )
         elif not state.main_pid and state.active_state in ("inactive", "failed") and not self._end_of_parent(state):
             self._end_before_exec(state)
+
+    def _stop_certified(self) -> bool:
+        """Whether the run's certificate says that a stop was asked for: a runner's state forgets it when it has ended."""
+        certificate = ledger.read_json(os.path.join(self.paths.run(self.unit, self.run_id), "exit.json")) or {}
+        return bool(certificate.get("stop_requested"))
 
     def _end_of_parent(self, state: UnitState) -> bool:
         """Record how a Type=forking unit's parent ended that left no main process. Return whether it did."""

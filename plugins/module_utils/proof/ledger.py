@@ -232,10 +232,13 @@ def oom_kill_counter(path: str) -> int | None:
     return None
 
 
-def end_run(unit: str, run_id: str, environ: dict, paths: Paths, oom_kill: int | None = None) -> None:
+def end_run(
+    unit: str, run_id: str, environ: dict, paths: Paths, oom_kill: int | None = None, stopped: bool | None = None
+) -> None:
     """Write the death certificate of run I(run_id), once; the variables are those of systemd.exec(5).
 
-    I(oom_kill) is how many the kernel killed for memory, where this process's own control group does not tell that.
+    I(oom_kill) is how many the kernel killed for memory, where this process's own control group does not tell that;
+    I(stopped) whether the run was asked to stop, which systemd does not tell here.
     """
     folder = make_run_folder(paths, unit, run_id, None)
     certificate = {
@@ -246,6 +249,7 @@ def end_run(unit: str, run_id: str, environ: dict, paths: Paths, oom_kill: int |
         "exit_code": environ.get("EXIT_CODE"),
         "exit_status": environ.get("EXIT_STATUS"),
         "oom_kill": oom_kills() if oom_kill is None else oom_kill,
+        "stop_requested": stopped,
         "ended_at": timestamp(),
         "boottime": round(boottime(), 3),
     }

@@ -258,7 +258,7 @@ class Runner:
         run_id = more.get("invocation_id") or self.state.invocation_id
         if result != "resources":  # as with systemd, whose state tells of a start that made no process
             with contextlib.suppress(ledger.LedgerError):
-                ledger.end_run(self.unit, run_id, words, self.paths, max(oom, 0))
+                ledger.end_run(self.unit, run_id, words, self.paths, max(oom, 0), self.stop_asked)
         # The certificate first: who sees the end finds there what the state does not hold, a kill for want of memory.
         self.save(active_state="deactivating", sub_state="stop-post",
                   **dict(more, main_pid=0, result=result, exec_main_code=code, exec_main_status=status, exec_main_exited_at=now))  # fmt: skip

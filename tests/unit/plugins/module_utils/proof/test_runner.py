@@ -114,7 +114,7 @@ def test_a_unit_that_nobody_delivered_is_not_started(paths):
 
 def test_whoever_sees_the_end_finds_the_certificate(paths, monkeypatch):
     made = object.__new__(runner.Runner)  # its constructor takes the signals of this process
-    made.unit, made.paths, made.state = UNIT, paths, UnitState(invocation_id="c" * 32)
+    made.unit, made.paths, made.state, made.stop_asked = UNIT, paths, UnitState(invocation_id="c" * 32), True
     seen = []
     monkeypatch.setattr(made, "_sweep", lambda: None, raising=False)
     monkeypatch.setattr(
@@ -124,4 +124,4 @@ def test_whoever_sees_the_end_finds_the_certificate(paths, monkeypatch):
         raising=False,
     )
     made._finish({}, KILLED, 9, "signal", 1)
-    assert [certificate["oom_kill"] for certificate in seen] == [1]
+    assert [(certificate["oom_kill"], certificate["stop_requested"]) for certificate in seen] == [(1, True)]
