@@ -307,3 +307,18 @@ def test_the_drop_in_for_the_one_liner_replaces_its_own_run_alone(site):
     drop_in_twice(site.host.container)
     taken = site.host.container.run(PROGRAM, "run", "--name", "monitor", "--", "true", check=False)
     assert taken.returncode == 2 and "was not written by launchproof run" in taken.stderr
+
+
+def test_a_job_has_the_folder_that_it_writes_into(site):
+    script = "echo kept > /var/lib/site/writer/file && echo ready && exec sleep 600"
+    job = {
+        "name": "writer",
+        "user": "writer",
+        "command": ["/bin/sh", "-c", script],
+        "unit_options": {"Service": {"StateDirectory": "site/writer"}},
+        "proof": {"log": {"required": ["ready"]}},
+    }
+    status, output, rows = site.play([job])
+    assert status == 0, output
+    assert [row["code"] for row in rows] == ["ok_started"], output
+    assert site.host.container.read("/var/lib/site/writer/file") == "kept\n"

@@ -35,6 +35,7 @@ VENDOR_UNIT_DIRS = ("/usr/lib/systemd/system", "/lib/systemd/system")
 KEY_PATH = f"{units.CONFIG_DIR}/secrets/.digest-key"
 # The first start's ExecStartPre= already writes to current/log: without a folder there systemd ends it with 209.
 NO_RUN = "none"
+STATE = "/var/lib"  # where systemd.exec(5) has the folders of StateDirectory=
 
 
 class ApplyError(Exception):
@@ -148,6 +149,19 @@ class Host:
         """Make a folder with this mode, whatever the umask."""
         os.makedirs(self.at(path), exist_ok=True)
         os.chmod(self.at(path), mode)
+
+    def folder_of(self, path: str, user: str) -> None:
+        """Make a folder that belongs to a user, and those above it that are missing, as StateDirectory= does."""
+        above = os.path.dirname(path)
+        if not self.is_dir(above):
+            self.folder_of(above, "root")
+        self.folder(path, 0o755)
+        self.give(path, user)
+
+    def give(self, path: str, user: str) -> None:
+        """Make a path a user's."""
+        about = pwd.getpwnam(user)
+        os.chown(self.at(path), about.pw_uid, about.pw_gid)
 
     def remove(self, path: str) -> None:
         """Remove one file or link."""
@@ -390,7 +404,20 @@ def _plan_supervisor(jobs: list[Job], host: Host, plan: Plan, problems: list[str
         problems.append(f"{supervisor.CONFIG} is there and was not written by us. Move it away.")
     _plan_file(units.File(supervisor.CONFIG, units.SUPERVISOR_TEXT), host, plan)
     for job in jobs:
-        lost = [name for name in ("memory_max", "unit_options") if getattr(job, name)]
+        # What a job writes into has to be there; of the other options none has a counterpart.
+        service = dict(job.unit_options.get("Service", {}))
+        for name in (word for value in service.pop("StateDirectory", ()) for word in value.split()):
+            path = f"{STATE}/{name}"
+            if os.path.normpath(path) != path or (host.exists(path) and not host.is_dir(path)):
+                problems.append(
+                    f"StateDirectory of job {job.name}: {path} cannot be a folder. Correct it, or move away what is there."
+                )
+            elif not host.is_dir(path) and path not in (label for label, _step in plan.steps):
+                plan.add(
+                    path, lambda path=path, user=job.user: host.folder_of(path, user), "", f"folder of {job.user}\n"
+                )
+        others = service or any(options for section, options in job.unit_options.items() if section != "Service")
+        lost = [name for name, given in (("memory_max", job.memory_max), ("unit_options", others)) if given]
         if lost:
             plan.warnings.append(
                 f"job {job.name}: {' and '.join(lost)} need systemd, and have no effect on this machine."

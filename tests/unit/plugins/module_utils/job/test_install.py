@@ -28,7 +28,7 @@ class Machine(install.Host):
         self.root_user = True
         self.verify_output = ""
         self.show_output = ""
-        self.commands = []
+        self.commands, self.given = [], {}
         for folder in ("/run/systemd/system", "/usr/bin", "/bin"):
             os.makedirs(self.at(folder))
         self.write("/bin/true", b"", 0o755)
@@ -38,6 +38,9 @@ class Machine(install.Host):
 
     def user_exists(self, name):
         return name in self.users
+
+    def give(self, path, user):
+        self.given[path] = user
 
     def run(self, argv):
         self.commands.append(argv)
@@ -192,6 +195,30 @@ def test_a_machine_without_systemd(machine):
     record = json.loads(tree["/etc/launchproof/jobs/a@2.service.json"][2])
     assert (record["restart"], record["working_directory"], record["autostart"]) == ("on-failure", "/", True)
     assert not plan(machine, jobs).changes
+
+
+def test_what_a_job_writes_into_is_there_without_systemd_too(machine):
+    os.rmdir(machine.at("/run/systemd/system"))
+    os.makedirs(machine.at("/var/lib"))
+    machine.write("/opt/launchproof/supervisor/bin/supervisord", b"", 0o755)
+    jobs = read(
+        {
+            "user": "dflash",
+            "unit_options": {"Service": {"StateDirectory": "dflash/a b"}},
+            "instances": [{"id": "1"}, {"id": "2"}],
+        }
+    )
+    found = plan(machine, jobs)
+    assert found.warnings == []
+    install.apply(found, machine, reload=False)
+    assert machine.given == {"/var/lib/dflash": "root", "/var/lib/dflash/a": "dflash", "/var/lib/b": "dflash"}
+    assert machine.tree()["/var/lib/dflash/a"][1] == 0o755
+    assert not plan(machine, jobs).changes
+    machine.write("/var/lib/c", b"", 0o644)
+    (problem,) = problems(machine, read({"unit_options": {"Service": {"StateDirectory": "c"}}}))
+    assert "/var/lib/c cannot be a folder" in problem
+    (problem,) = problems(machine, read({"unit_options": {"Service": {"StateDirectory": "../c"}}}))
+    assert "/var/lib/../c cannot be a folder" in problem
 
 
 def test_a_manager_that_the_machine_does_not_have(machine):
