@@ -36,7 +36,8 @@ What `launch_proof` says about a job's GPUs is one of these levels; `proof.gpu.l
 Inside a container NVML lists, from driver to driver, the container's own pids or the node's. It is looked at, not assumed: `gpu_pids` in the
 evidence says `translated` or `host`, and `launchproof gpus --self-test` makes a context of its own to find out. Where they are the
 node's, `launchproof gpus --publish VMID` on the node gives the container what is needed for `proved_from_node`; `launchproof gpus` there lists
-every GPU with the container and unit of each of its processes.
+every GPU with the container and unit of each of its processes. The program is the one file `/usr/local/lib/launchproof/launchproof` of the
+container: copy it to the node. `--publish` ends with the container: start it again after each of its starts.
 
 A context takes memory before the program does anything: 518 MiB on an H200. Set `memory_floor` above that, or a bare context passes.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 name: gang_errors
-short_description: Says which gangs are larger than the number of hosts that a play works on at once
+short_description: Says which gangs a play would not start as a whole
 version_added: 0.1.0
 author: dflash.launchproof contributors (@dflash)
 description:
@@ -19,7 +19,7 @@ options:
     elements: str
     required: true
   members:
-    description: Names of the gangs of each host of the run.
+    description: Names of the gangs of each host of the run, the hosts in the order of the play.
     type: dict
     required: true
   forks:
@@ -58,17 +58,28 @@ def gang_errors(gangs, members, forks, serial=None):
     for gang in gangs:
         hosts = [host for host, theirs in members.items() if gang in theirs]
         limits = [(int(forks), f"forks is {forks}", f"--forks {len(hosts)}")]
-        for batch in serial if isinstance(serial, (list, tuple)) else [serial]:
-            if batch:
-                size = pct_to_int(batch, len(members))
-                limits.append((size, f"serial is {batch}", f"serial: {len(hosts)}, or leave serial out"))
+        parts = [sum(host in hosts for host in batch) for batch in batches(list(members), serial)]
+        limits.append((max(parts), f"serial is {serial}", "a serial whose batches do not part them, or leave it out"))
         number, why, fix = min(limits)
         if number < len(hosts):
             errors.append(
-                f"Gang {gang} has {len(hosts)} hosts and ansible works on {number} at once ({why}): the last would start only after the "
-                f"first is proved, which waits for the last. Use {fix}."
+                f"Gang {gang} has {len(hosts)} hosts and ansible works on {number} at once ({why}): the last would start only "
+                f"after the first is proved, which waits for the last. Use {fix}."
             )
     return errors
+
+
+def batches(hosts, serial=None):
+    """The hosts as ansible's serial deals them: by its last element once the others are used up; all at once without it."""
+    sizes = [
+        pct_to_int(size, len(hosts)) for size in (serial if isinstance(serial, (list, tuple)) else [serial]) if size
+    ]
+    found = []
+    while hosts:
+        size = (sizes[min(len(found), len(sizes) - 1)] if sizes else 0) or len(hosts)
+        found.append(hosts[:size])
+        hosts = hosts[size:]
+    return found
 
 
 class FilterModule:

@@ -100,7 +100,7 @@ def main() -> None:
         left = [unit for unit, state in after.items() if state not in ENDED]
         if rc != 0 or left:
             module.fail_json(
-                msg=f"Still running: {', '.join(left) or 'none'}. systemctl stop ended with {rc}: {err.strip()}",
+                msg=f"Still running: {', '.join(left) or 'none'}. The stop ended with {rc}: {err.strip()}",
                 units={unit: {"before": before[unit], "after": after[unit]} for unit in before},
             )
     shown = [

@@ -67,7 +67,28 @@ options:
           - Without it, any active run satisfies O(state=started).
         type: str
       proof:
-        description: The proof spec of the job. Left out, that of the delivered job file counts, else the defaults.
+        description:
+          - The proof spec of the job. Left out, that of the delivered job file counts, else the defaults. Times are in seconds; a pattern is a
+            Python regular expression, searched in each line of the log.
+          - 'C(process): C(count) (1), the least number of live processes of the unit, the main one included; C(stable_for) (5), how long the
+            main process must stay the same.'
+          - 'C(log): C(path), an absolute path, or a glob where C(count) is above 1, by default the run''s own log; C(count) (1), how many log
+            files there are; C(required) and C(forbidden), lists of patterns; C(default_forbidden) (V(true)), whether the built-in patterns
+            and uncaught exceptions are forbidden too; C(fresh) (V(true)), whether this run must have written a byte.'
+          - 'C(progress), one of C(pattern), with a named group whose text has to change (C(rank) is kept for ranks), and C(json_field), dotted,
+            of a JSON line; C(ranks) (1), processes that share the log, told apart by a group C(rank), each of which must advance; C(within)
+            (120), how soon after its first value it must change, and the least pause that counts as a stall; C(stall_after), that pause, by
+            default the larger of C(within) and C(stall_factor) (10) times the job''s own median pause.'
+          - 'C(gpu): C(level) (V(consistent), V(proved) or V(proved_from_node)), C(memory_floor) (67108864 bytes) on each declared GPU, and
+            C(within), by default C(deadlines.first_progress).'
+          - 'C(objects): C(uri), an C(s3://) prefix or a folder, where C(min_new) (1) objects more must be C(within) (600) of the first progress,
+            or of the start where no progress is declared.'
+          - 'C(heartbeat): C(path) of a file that the job touches, and C(max_age) (60) of its last write.'
+          - 'C(done): C(pattern) of a job that ends: exit status 0 and this line are its success.'
+          - 'C(deadlines), from the start of the run: C(start) (10), C(first_log) (60), C(first_progress) (900); C(total), the hard end, by default
+            after all others.'
+          - 'C(launcher), evidence of a launcher that is not ours: the C(script) that it ran, its exit status C(rc), its C(output), and the
+            C(end_mark) that its last line would have printed.'
         type: dict
       log:
         description: The log, where it is neither in the unit's ledger nor named by its StandardOutput=.

@@ -342,8 +342,6 @@ def run(module: AnsibleModule) -> dict:
         result["packages"] = wanted
     if params["gpus"] and not module.check_mode:
         result["telemetry"]["environment"] = seen_gpus(path, params["gpus"])
-        if result["telemetry"]["state"] != "nvml":
-            module.warn(f"There will be no GPU telemetry: {result['telemetry']['why']}")
     if changed:
         # What the lock left open (a local version such as 2.13.0+cpu) is no change of a package.
         result["diff"] = {

@@ -60,6 +60,7 @@ class Committer:
         self._plan, self._shard = batches, shard
         self.batches, self.samples, self.tokens, self.bytes = done, 0, 0, 0
         self._write_s = self._upload_s = self._elapsed_s = 0.0
+        self._uploading, self._uploading_since = 0, 0.0
         self._began = time.monotonic()
         self._on_disk = Retry(job, args.max_consecutive_errors, (OSError,))
         self._computed: Handoff[tuple[int, list[torch.Tensor]]] = Handoff(self.COMPUTED)
@@ -87,7 +88,7 @@ class Committer:
         return self._in_store()("finish", lambda: self._store.put_bytes(f"{self._shard}/{DONE}", marker))
 
     def costs(self) -> dict[str, Any]:
-        """Fields of the exit line, after :meth:`drain`: seconds, bytes and tokens per second."""
+        """Fields of the exit line, after :meth:`drain`: seconds (of uploads side by side each counts once), bytes, tokens/s."""
         return {
             "elapsed_s": self._elapsed_s,
             "write_s": self._write_s,
@@ -137,6 +138,9 @@ class Committer:
             while True:
                 staged = self._staged.take()
                 began = time.monotonic()
+                with self._counting:
+                    self._uploading_since = self._uploading_since if self._uploading else began
+                    self._uploading += 1
                 if not self._upload(in_store, staged, f"{self._shard}/{batch_name(staged.number)}"):
                     self._abort()
                     return
@@ -145,7 +149,9 @@ class Committer:
 
     def _count(self, staged: Staged, began: float) -> None:
         now = time.monotonic()
-        self._upload_s += now - began
+        self._uploading -= 1
+        if not self._uploading:
+            self._upload_s += now - self._uploading_since
         self.batches += 1
         self.tokens += staged.record["tokens"]
         self.samples += len(staged.record["samples"])

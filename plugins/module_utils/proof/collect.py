@@ -15,7 +15,6 @@ import contextlib
 import functools
 import glob
 import json
-import math
 import os
 import signal
 import subprocess
@@ -299,12 +298,11 @@ class UnitWatch:
     def _restart_log(self) -> None:
         """Count from here on: the runs share one file, and what is in it up to now is the run before.
 
-        Where the file was emptied since that one's death, all of it is the new run's.
+        Where the file was emptied or replaced since the new run's start, all of it is the new run's.
         """
-        died_at = self.exits[-1].at if self.exits else math.inf
         for tail in self._tails:
             tail.read(lambda data, tail=tail: None)
-            if tail.emptied_at > died_at:
+            if tail.emptied_at > self.run_started_at:
                 tail.rewind()
             self._scanners[tail] = Scanner(self.spec, self.redact)
 

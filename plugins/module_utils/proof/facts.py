@@ -120,7 +120,8 @@ class UnitState:
     # NotifyAccess=, PIDFile=.
     notify_access: str = "none"
     pid_file: str = ""
-    # The command that starts and stops it: systemctl, or supervisorctl with its configuration where no systemd runs.
+    # The command that starts and stops it: systemctl, or supervisorctl with its configuration where no systemd runs; "" for
+    # a unit of launchproof run there, which nothing keeps.
     control: str = "systemctl"
     # Type of the job pending for the unit: "", start, stop, restart, … Source: Job= and list-jobs.
     pending_job: str = ""

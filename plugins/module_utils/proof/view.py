@@ -61,7 +61,10 @@ class View:
 
     def by_hand(self, verb: str) -> str:
         """What a person types to start or stop the unit."""
-        return f"{self.state.control} {verb} {self.unit}"
+        if self.state.control:
+            return f"{self.state.control} {verb} {self.unit}"
+        name = self.unit.rpartition(".")[0]
+        return "SIGTERM to its runner" if verb == "stop" else f"launchproof run --name {name}"
 
     # --- the run and its end
 

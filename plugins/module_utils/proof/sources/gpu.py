@@ -318,7 +318,7 @@ class GpuSource:
 
     def _causes(self, declared: tuple, held: Opened) -> tuple:
         """What can be found wrong and what to do about it, in words, the most telling first."""
-        causes = ["%s: end it first (systemctl kill --kill-whom=all)" % text for text in self._left(declared)]
+        causes = ["%s: end that process first" % text for text in self._left(declared)]
         if self.nvml.error:
             causes.append("%s: give the container the driver libraries of its host's version" % self.nvml.error)
         causes += [*self.nvml.problems, *("%s: %s" % item for item in self._failed.items())]

@@ -42,7 +42,7 @@ class Tail:
         self.path = path
         self.start = start
         self.change = ""  # truncated, renamed or deleted
-        self.emptied_at = 0.0  # CLOCK_BOOTTIME s at which that was seen last
+        self.emptied_at = 0.0  # CLOCK_BOOTTIME s at which that was seen last: what is in the file was written after it
         self.error = ""  # why a file that is there cannot be read
         self.read_bytes = 0
         self.position = 0  # in the file that is open now
@@ -141,7 +141,7 @@ class Tail:
             if self._file is not None:
                 os.close(self._file)
                 self._file = None
-            self.past = 0
+            self.past, self.emptied_at = 0, time.clock_gettime(time.CLOCK_BOOTTIME)
             self._attach()
             if self._file is not None:
                 more = self._read_open(feed)

@@ -85,7 +85,8 @@ class Manager:
             return UnitState(load_state="not-found", control=CONTROL), {}
         state, _starts, alive = runner.read_state(self.paths, unit)
         path = program_file(unit)
-        state = replace(state, fragment_path=path if os.path.exists(path) else self.paths.job(unit), control=CONTROL)
+        kept = os.path.exists(path)
+        state = replace(state, fragment_path=path if kept else self.paths.job(unit), control=CONTROL if kept else "")
         if not alive and state.active_state not in runner.ENDED:
             state = self._killed.setdefault((unit, state.invocation_id), runner.buried(state))
         kind = self._pending(unit, state, alive)

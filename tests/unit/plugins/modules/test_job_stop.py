@@ -66,4 +66,4 @@ def test_what_did_not_stop_is_named(monkeypatch, capsys):
     systemd = Systemd({"a.service": "active"}, stop=(1, "Access denied"))
     result = call(systemd, monkeypatch, capsys)
     assert result["failed"]
-    assert result["msg"] == "Still running: a.service. systemctl stop ended with 1: Access denied"
+    assert result["msg"] == "Still running: a.service. The stop ended with 1: Access denied"

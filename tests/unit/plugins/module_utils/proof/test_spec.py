@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import typing
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import Spec, SpecError, validate
+from ansible_collections.dflash.launchproof.plugins.modules import launch_proof
 
 FULL = {
     "process": {"count": 2, "stable_for": 0},
@@ -122,3 +126,12 @@ def test_bad_fields_are_named(data: Any, field: str, fix: str) -> None:
     assert caught.value.field == field
     assert fix in caught.value.fix
     assert str(caught.value).startswith(f"{field} is {caught.value.value!r}: ")
+
+
+def test_every_field_is_documented_in_the_module():
+    documented = yaml.safe_load(launch_proof.DOCUMENTATION)["options"]["jobs"]["suboptions"]["proof"]["description"]
+    for section, kind in typing.get_type_hints(Spec).items():
+        (text,) = [bullet for bullet in documented if bullet.startswith(f"C({section})")]
+        (parts,) = [part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)]
+        names = {field.name for field in dataclasses.fields(parts)} - ({"group"} if section == "progress" else set())
+        assert [name for name in names if f"C({name})" not in text] == [], section
