@@ -192,7 +192,8 @@ class View:
             self.auto_restart
             or (self.state.active_state == "activating" and self.restarts > 0)  # its next round is in ExecStartPre=
             or (
-                self.state.active_state in ("active", "deactivating")  # systemd may not have seen the end yet
+                # systemd may not have seen the end yet, or not have been asked since the start
+                self.state.active_state in ("activating", "active", "deactivating")
                 and (self.state.restart == "always" or (failed and self.state.restart not in ("no", "on-success")))
             )
         )

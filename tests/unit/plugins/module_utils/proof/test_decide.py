@@ -850,6 +850,8 @@ HEALTHY = [
          died(1, systemd=down(1, active_state="activating", sub_state="auto-restart", n_restarts=1),
               exits=(f.Exit(BEGAN + 1, 1, 1, "new"),))),
     Case("auto-restart-to-come", "", 3, died(1, systemd=down(1, active_state="activating", sub_state="auto-restart"))),
+    Case("not-asked-since-the-start", "", 3,
+         died(1, systemd=down(1, active_state="activating", sub_state="start-pre", restart="on-failure"))),
     Case("next-round-prepares", "", 9,
          died(1, systemd=down(1, active_state="activating", sub_state="start-pre", n_restarts=1, pending_job="start"))),
     Case("exception-handled-while-loading", "", 60, {"log": log(forbidden=(match("traceback"),))}, {"progress": STEP}),
