@@ -71,12 +71,12 @@ def gang_errors(gangs, members, forks, serial=None):
 
 def batches(hosts, serial=None):
     """The hosts as ansible's serial deals them: by its last element once the others are used up; all at once without it."""
-    sizes = [
-        pct_to_int(size, len(hosts)) for size in (serial if isinstance(serial, (list, tuple)) else [serial]) if size
-    ]
+    serial = serial or "100%"
+    given = serial if isinstance(serial, (list, tuple)) else [serial]
+    sizes = [pct_to_int(size, len(hosts)) for size in given]
     found = []
     while hosts:
-        size = (sizes[min(len(found), len(sizes) - 1)] if sizes else 0) or len(hosts)
+        size = sizes[min(len(found), len(sizes) - 1)] or len(hosts)
         found.append(hosts[:size])
         hosts = hosts[size:]
     return found

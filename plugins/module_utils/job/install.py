@@ -81,6 +81,10 @@ class Plan:
         """Whether anything would be written."""
         return bool(self.steps or self.records)
 
+    def has(self, label: str) -> bool:
+        """Whether a step of this name is planned already, by another job."""
+        return any(label == planned for planned, _step in self.steps)
+
     def add(
         self, label: str, step: Callable[[], None], before: str = "", after: str = "", record: bool = False
     ) -> None:
@@ -412,7 +416,7 @@ def _plan_supervisor(jobs: list[Job], host: Host, plan: Plan, problems: list[str
                 problems.append(
                     f"StateDirectory of job {job.name}: {path} cannot be a folder. Correct it, or move away what is there."
                 )
-            elif not host.is_dir(path) and path not in (label for label, _step in plan.steps):
+            elif not host.is_dir(path) and not plan.has(path):
                 plan.add(
                     path, lambda path=path, user=job.user: host.folder_of(path, user), "", f"folder of {job.user}\n"
                 )
@@ -428,7 +432,7 @@ def _plan_code(code: Code, given: Delivered, host: Host, plan: Plan, problems: l
     versions = code_tree.versions_dir(code.dest)
     version = f"{versions}/{code_tree.version_name(given.code or '')}"
     target = os.path.relpath(version, os.path.dirname(code.dest))
-    if any(label == code.dest for label, _step in plan.steps) or code.dest in plan.needs_code:
+    if plan.has(code.dest) or code.dest in plan.needs_code:
         return  # another job with the same code
     link = host.link(code.dest)
     if host.exists(code.dest) and (link is None or not link.startswith(os.path.basename(versions) + "/")):

@@ -563,8 +563,10 @@ class UnitWatch:
 
     def _stop_certified(self) -> bool:
         """Whether the run's certificate says that a stop was asked for: a runner's state forgets it when it has ended."""
-        certificate = ledger.read_json(os.path.join(self.paths.run(self.unit, self.run_id), "exit.json")) or {}
-        return bool(certificate.get("stop_requested"))
+        return bool((self._certificate(self.run_id) or {}).get("stop_requested"))
+
+    def _certificate(self, run_id: str) -> dict | None:
+        return ledger.read_json(os.path.join(self.paths.run(self.unit, run_id), "exit.json"))
 
     def _end_of_parent(self, state: UnitState) -> bool:
         """Record how a Type=forking unit's parent ended that left no main process. Return whether it did."""
@@ -592,7 +594,7 @@ class UnitWatch:
         """Take the run's death certificate, if there is one. Return whether there is."""
         if run_id is None:
             return False
-        certificate = ledger.read_json(os.path.join(self.paths.run(self.unit, run_id), "exit.json"))
+        certificate = self._certificate(run_id)
         if certificate is None:
             return False
         if certificate.get("oom_kill"):

@@ -127,14 +127,9 @@ def unit_not_loaded(v: View) -> Finding | None:
         asked = v.baseline.observed or (start is not None and start.rc not in (None, 0))
         # Somebody else may be about to make it, as systemd-run does.
         since = NOW if asked else v.start_deadline
-        return Finding(
-            "unit_not_found",
-            since,
-            f"deliver {v.unit} to this host, or correct its name (after a unit file by hand: systemctl daemon-reload)"
-            if v.state.control == "systemctl"
-            else f"deliver {v.unit} to this host, or correct its name",
-            evidence,
-        )
+        by_hand = " (after a unit file by hand: systemctl daemon-reload)" if v.state.control == "systemctl" else ""
+        remedy = f"deliver {v.unit} to this host, or correct its name{by_hand}"
+        return Finding("unit_not_found", since, remedy, evidence)
     if v.state.load_state == "masked":
         return Finding("unit_invalid", NOW, f"run systemctl unmask {v.unit}", evidence)
     where = v.state.fragment_path or v.unit
