@@ -145,6 +145,7 @@ class UnitWatch:
         self._beat = (None, 0.0)  # time of the heartbeat's last change as its file says it, and on CLOCK_BOOTTIME
         self._condition = ""  # the one that refused this start
         self._was_waiting = False  # systemd was seen waiting to restart it
+        self._asked_for = None  # run that the ledger knew and systemd's answer did not, for which it was asked again
 
     # ---- before the start ----
 
@@ -584,6 +585,10 @@ class UnitWatch:
         status = systemd.failed_command_status(self.properties)
         # 200 and up say the same of a pre-command as of the main process: systemd could not set it up.
         code = EXITED if status in SETUP_STATUSES else 0
+        if not code and state.invocation_id != self.run_id != self._asked_for:
+            # The ledger knew the run before systemd was asked, or systemd has forgotten it: the next answer tells which.
+            self._asked_for, self.need_show = self.run_id, True
+            return
         if not code and self._read_certificate(self.run_id):
             return
         if state.result == "success" or state.invocation_id != self.run_id:

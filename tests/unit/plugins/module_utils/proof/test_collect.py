@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from dataclasses import replace
 
 import pytest
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof import collect, ledger
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import collect, facts, ledger
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import cgroup, events
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import validate
 
 
@@ -59,3 +62,42 @@ def test_a_clock_that_steps_makes_no_heartbeat_older_or_younger(tmp_path, monkey
     unit._beat = (None, 0.0)
     os.utime(path, (real() - 500, real() - 500))
     assert unit._heartbeat().age is None, "of the run before"
+
+
+RUN = "0" * 31 + "1"
+PARENT_ENDED = {"ExecStart": [("/bin/d", ["/bin/d"], False, 0, 0, 0, 0, 70, 1, 0)]}
+FAILED = facts.UnitState(
+    load_state="loaded", active_state="failed", sub_state="failed", type="forking", result="protocol", invocation_id=RUN
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "ends"),
+    [
+        # The run came and went after systemd had looked at the unit, before its answer was read.
+        (
+            [
+                (replace(FAILED, active_state="inactive", result="success", invocation_id=""), {}),
+                (FAILED, PARENT_ENDED),
+            ],
+            [1],
+        ),
+        # systemd has forgotten the unit: the certificate is all there is.
+        ([(facts.UnitState(), {})] * 2, [0]),
+    ],
+)
+def test_a_certificate_that_does_not_say_how_a_run_ended_waits_for_what_systemd_knows(tmp_path, answers, ends):
+    paths = ledger.Paths(str(tmp_path))
+    with contextlib.closing(events.Loop()) as loop:
+        unit = collect.UnitWatch("a.service", validate({}), loop, cgroup.Groups(), str, paths)
+        unit.apply(facts.UnitState(), {}, ledger.boottime())
+        unit.take_baseline(False, ledger.boottime())
+        with contextlib.suppress(ledger.LedgerError):  # there is no job file: what ran was not delivered
+            ledger.begin_run("a.service", RUN, paths)
+        ledger.end_run("a.service", RUN, {"SERVICE_RESULT": "protocol"}, paths, oom_kill=0)
+        for state, properties in answers:
+            assert unit.exits == []
+            unit.apply(state, properties, ledger.boottime())
+            assert unit.need_show == (not unit.exits), "it is asked again until there is an end"
+        unit.close()
+    assert [(end.code, end.status, end.result) for end in unit.exits] == [(code, 0, "protocol") for code in ends]
