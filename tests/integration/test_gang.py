@@ -41,11 +41,6 @@ PROOF = {
     "progress": {"pattern": r"ev=step step=(?P<step>\d+)", "within": 12},
     "deadlines": {"first_progress": 240},
 }
-UNTIL_IT_ENDS = """
-import contextlib, os, select, sys
-with contextlib.suppress(ProcessLookupError):
-    select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +131,7 @@ def test_a_node_that_loses_its_power_is_named_while_the_others_wait(site):
     site.containers["c2"].stop()
     # The others end, start again, and wait for c2: they are asked where they are, not given time to come.
     for host, (pid, _log) in ran.items():
-        others[host].run("python3", "-c", UNTIL_IT_ENDS, pid, timeout=100)
+        others[host].wait_for_end(pid, timeout=100)
     declare(site, training_proof={**PROOF, "deadlines": {"first_progress": 10}})
     report, output = prove(site)
     rows = {row["host"]: row for row in report["jobs"]}
@@ -168,7 +163,7 @@ def test_a_rank_that_is_killed_is_named_and_the_gang_goes_on_from_its_checkpoint
     c1, c2 = site.containers["c1"], site.containers["c2"]
     pid, log = show(c1, "MainPID"), c1.run("readlink", "-f", LOG).stdout.strip()
     c2.shell("grep -om1 'ev=start .*' %s | sed 's/.* pid=\\([0-9]*\\) .*/\\1/' | xargs kill -KILL" % LOG)
-    c1.run("python3", "-c", UNTIL_IT_ENDS, pid, timeout=100)
+    c1.wait_for_end(pid, timeout=100)
     assert re.search(r"reason=peer_lost peers=1 .*rank 1 on lpt-gang-c2 \(step \d+\): gone", said(site, "c1", log))
     rc, output = site.deploy()
     assert rc == 0, output

@@ -24,12 +24,6 @@ from tests.support.prepared import PACKAGES_INSIDE, PROGRAMS_INSIDE
 pytestmark = pytest.mark.container
 SHARDS, SAMPLES = 4, 1600
 HOSTS = {"c1": [], "c2": [], "c3": []}
-UNTIL_IT_ENDS = """
-import contextlib, os, select, sys
-if sys.argv[1] != "0":
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
-        select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +124,7 @@ def test_only_the_lost_hosts_shard_moves(site):
 def test_no_sample_is_lost_and_none_is_done_twice(site):
     for container, shards in ((site.containers["c1"], (1, 2)), (site.containers["c2"], (3, 4))):
         for shard in shards:
-            container.run("python3", "-c", UNTIL_IT_ENDS, show(container, shard, "MainPID"), timeout=200)
+            container.wait_for_end(show(container, shard, "MainPID"), timeout=200)
     after = records(site)
     committed = collections.Counter(
         sample for shard in after.values() for record in shard.values() for sample in record["samples"]

@@ -36,6 +36,8 @@ PACKAGES = "systemd-sysv,dbus,python3,openssh-server,openssh-sftp-server,procps,
 TOOLS = ("lxc-start", "lxc-attach", "lxc-stop")
 PURE_V2 = Path("/sys/fs/cgroup/cgroup.controllers").exists()
 BRIDGE = "lptest0"
+#: Of the machine and not of the checkout, as the bridge is.
+BRIDGE_LOCK = Path("/run/lock", BRIDGE)
 GATEWAY = "198.18.10.1"  # RFC 2544's range for tests: never routed
 PATH_IN_CONTAINER = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -76,6 +78,13 @@ def missing() -> list[str]:
     return [tool for tool in tools if shutil.which(tool) is None] + ([] if os.geteuid() == 0 else ["root"])
 
 
+_UNTIL_IT_ENDS = """
+import contextlib, os, select, sys
+with contextlib.suppress(ProcessLookupError):
+    select.select([os.pidfd_open(int(sys.argv[1]))], [], [])
+"""
+
+
 @contextlib.contextmanager
 def _locked(path: Path):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +123,7 @@ def template(suite: str = SUITE) -> Path:
 
 
 def _bridge_up() -> None:
-    with _locked(CACHE / "bridge.lock"):
+    with _locked(BRIDGE_LOCK):
         if not Path("/sys/class/net", BRIDGE).exists():
             subprocess.run(["ip", "link", "add", BRIDGE, "type", "bridge"], check=True)
             subprocess.run(["ip", "addr", "add", f"{GATEWAY}/24", "dev", BRIDGE], check=True)
@@ -122,7 +131,7 @@ def _bridge_up() -> None:
 
 
 def _bridge_down_when_unused() -> None:
-    with _locked(CACHE / "bridge.lock"):
+    with _locked(BRIDGE_LOCK):
         ports = Path("/sys/class/net", BRIDGE, "brif")
         if ports.exists() and not any(ports.iterdir()):
             subprocess.run(["ip", "link", "del", BRIDGE], check=True)
@@ -250,6 +259,11 @@ class Container:
     def shell(self, script: str, check: bool = True, timeout: float = 60):
         """Run a bash script given on standard input, so that its text is on no command line."""
         return self.run("bash", "-s", check=check, input=script, timeout=timeout)
+
+    def wait_for_end(self, pid: str, timeout: float) -> None:
+        """Wait until a process has ended; it may have before, and 0 (MainPID= of a unit without one) has."""
+        if pid != "0":
+            self.run("python3", "-c", _UNTIL_IT_ENDS, pid, timeout=timeout)
 
     def path(self, inside: str) -> Path:
         """A path of the running container as this machine sees it. Does not follow absolute links inside."""
