@@ -781,11 +781,6 @@ class UnitWatch:
         log = self._read_log_facts()
         if isinstance(log, Log) and log.new_bytes and (self._foreign(ledger.boottime()) or self._by_pre_commands(log)):
             return Log(path=log.path, size=log.size, required=dict.fromkeys(log.required), tail=log.tail)
-        if self._dead_log is not None:
-            if isinstance(log, Log) and not log.new_bytes:
-                return self._dead_log
-            if isinstance(log, Log):
-                self._dead_log = None
         return log
 
     def _foreign(self, now: float) -> bool:
@@ -871,6 +866,7 @@ class UnitWatch:
             uninterruptible_since=self._uninterruptible_since,
             activity=self._activity(),
             log=log,
+            log_before=self._dead_log,
             log_place=self._place,
             oom_kills=known(base.oom_kills, 0) + sum(self._oom_rise.values()),
             oom_at=self._oom_at,

@@ -385,6 +385,8 @@ class Facts:
     uninterruptible_since: float | None = None
     activity: Activity | Unknown = NOT_READ
     log: Log | Unknown = NOT_READ
+    # What the run before wrote, whose end systemd answered with an automatic restart; None when there was none.
+    log_before: Log | None | Unknown = None
     log_place: LogPlace | Unknown = NOT_READ
     # oom_kill counter now, over the same groups as the baseline's (a rise that was seen live is kept when the group
     # vanishes).

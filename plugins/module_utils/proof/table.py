@@ -591,16 +591,13 @@ def restarted_in_window(v: View) -> Finding | None:
     evidence = {
         "restarts": 1,
         "previous_exit": before,
-        # The log is the new run's by now.
-        "cause": {"code": cause.code, **{k: e for k, e in cause.evidence.items() if k != "log"}} if cause else None,
+        "cause": {"code": cause.code, **cause.evidence} if cause else None,
         **v.unit_evidence(),
     }
+    why = cause.remedy if cause else "read the run before in its run folder"
     # Until it is stable, the second death may come: then it is a crash loop.
     return Finding(
-        "restarted_in_window",
-        v.stable_at,
-        f"{v.unit} died once and was restarted ({before}): read the run before in its run folder",
-        evidence,
+        "restarted_in_window", v.stable_at, f"{v.unit} died once and was restarted ({before}): {why}", evidence
     )
 
 

@@ -56,6 +56,8 @@ class View:
         self.systemd: UnitState | None = known(facts.systemd)
         self.state = self.systemd or UnitState(active_state="unknown", sub_state="unknown")
         self.log: Log | None = known(facts.log)
+        if dead and facts.exits and facts.exits[-1].invocation_id not in ("", facts.run_id):
+            self.log = known(facts.log_before) or self.log
         self.path = self.log.path if self.log else (spec.log.path or f"the log of {self.unit}")
         self.processes: tuple[Process, ...] | None = known(facts.processes)
 

@@ -17,6 +17,7 @@ else.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 import signal
@@ -84,6 +85,17 @@ def killed_by(rc: int) -> str | None:
     return f"the command was killed by {name} (exit code {rc})"
 
 
+def _in_a_shell(cmd: str) -> str:
+    """The command that gives ``cmd`` a shell of its own, where it is not one already, as most of Ansible's are."""
+    prefix = "/bin/sh -c "
+    if cmd.startswith(prefix):
+        with contextlib.suppress(ValueError):  # an unclosed quote: for the shell to refuse
+            words = shlex.split(cmd)
+            if cmd == prefix + shlex.quote(words[-1]):
+                return cmd
+    return prefix + shlex.quote(cmd)
+
+
 def node_script(
     vmid: int, cmd: str, nonce: str, *, stdin: bool, method: str = "lxc-attach", lxc_path: str | None = None
 ) -> str:
@@ -96,7 +108,7 @@ def node_script(
     path = f" -P {shlex.quote(lxc_path)}" if lxc_path else ""
     # A line of its own end: while it waits for become, ansible.builtin.ssh loses what comes after the last newline.
     mark = shlex.quote(f"\\036{nonce} %s\\036\\n")
-    inner = f'printf {mark} begin >&2; /bin/sh -c {shlex.quote(cmd)}; rc=$?; printf {mark} "end $rc" >&2; exit $rc'
+    inner = f'printf {mark} begin >&2; {_in_a_shell(cmd)}; rc=$?; printf {mark} "end $rc" >&2; exit $rc'
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in _ENVIRONMENT.items())
     if method == "pct":
         attach = f"pct exec {number} --keep-env 0 -- env {settings}"

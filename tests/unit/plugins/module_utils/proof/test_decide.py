@@ -589,6 +589,16 @@ CASES = [
         at_once=False,
         evidence={"previous_exit": "exit status 7"},
     ),
+    Case(
+        "restarted-once-after-a-traceback",
+        "restarted_in_window",
+        5.5,
+        {"systemd": up(n_restarts=1), "exits": (f.Exit(BEGAN - 0.1, 1, 1, "first"),),
+         "log": log(progress=progress()), "log_before": log(forbidden=(match("traceback", line="ValueError: no batch"),))},
+        {"progress": STEP},
+        at_once=False,
+        remedy="ValueError: no batch",
+    ),
     # 20
     Case(
         "state-d-and-silent",
@@ -1033,6 +1043,7 @@ looks = st.builds(
     uninterruptible_since=st.none() | times,
     activity=whys | st.builds(f.Activity, st.just(5.0), st.sampled_from([0.0, 4.0]), st.sampled_from([0, 9]) | whys),
     log=logs | whys,
+    log_before=st.none() | logs | whys,
     log_place=whys | st.builds(f.LogPlace, st.just(LOG), st.sampled_from(["", "ENOSPC", "EACCES", "ENOENT"])),
     oom_kills=st.integers(0, 1) | whys,
     oom_at=st.none() | times,
