@@ -483,13 +483,14 @@ def killed_by_signal(v: View) -> Finding | None:
         return None
     name = signal_name(v.signal) or f"signal {v.signal}"
     evidence = {"signal": name, "stop_requested": v.exit.stop_requested, **v.exit_evidence(), **v.log_evidence()}
+    whose = f"pid {v.exit.pid} of {v.unit}" if v.exit.pid else v.unit  # a certificate does not tell the pid
     if v.exit.code == DUMPED:
-        remedy = f"look at the core of pid {v.exit.pid} (coredumpctl info {v.exit.pid}): {v.unit} crashed with {name}"
+        remedy = f"look at the core of {whose} (coredumpctl info {v.exit.pid or v.unit}): it crashed with {name}"
         return Finding("core_dumped", v.death, remedy, evidence)
     if v.exit.stop_requested:
         remedy = f"{v.unit} was asked to stop ({name}): start it again if that was not meant"
     else:
-        remedy = f"find out who sent {name} to pid {v.exit.pid} of {v.unit} (kill, a limit, the kernel log)"
+        remedy = f"find out who sent {name} to {whose} (kill, a limit, the kernel log)"
     return Finding("killed_by_signal", v.death, remedy, evidence)
 
 

@@ -491,6 +491,8 @@ CASES = [
     ),
     # 12
     Case("killed", "killed_by_signal", 2, {"systemd": down(9, f.KILLED), "processes": ()}, evidence={"signal": "SIGKILL"}, remedy="pid 70"),
+    Case("killed-and-certified-alone", "killed_by_signal", 2, {"systemd": f.UnitState(active_state="inactive"), "processes": (),
+         "exits": (f.Exit(BEGAN + 1, f.KILLED, 9, "new", source="certificate"),)}, remedy=f"sent SIGKILL to {UNIT} ("),
     Case("exit-137", "killed_by_signal", 2, died(137), also=("exited_nonzero",), evidence={"signal": "SIGKILL"}),
     Case(
         "hangup-is-success-to-systemd",
