@@ -33,7 +33,7 @@ from tests.support.pve import connection, outputs
 
 TASKS = 12
 # Plays of each way, in turn, so that a busy spell of the machine meets all alike.
-REPEATS = {"pct": 4, "ssh": 4, "pct_remote": 1}
+REPEATS = {"pct": 10, "ssh": 10, "pct_remote": 1}
 MIB = 64
 # Apart from the container of the other benchmarks: these are no Proxmox containers, and the node does not know them.
 MANY = list(range(1000, 1040))

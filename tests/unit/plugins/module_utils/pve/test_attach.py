@@ -70,11 +70,8 @@ def test_the_nodes_environment_does_not_leak_in(node):
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    text=st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=60),
-    shells=st.integers(0, 2),
-)
-def test_any_text_survives_the_quoting(tmp_path_factory, text, shells):
+@given(text=st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=60))
+def test_any_text_survives_the_quoting(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("bin")
     for name, script in (("lxc-info", "#!/bin/sh\necho RUNNING\n"), ("lxc-attach", ATTACH)):
         (folder / name).write_text(script)
@@ -84,28 +81,8 @@ def test_any_text_survives_the_quoting(tmp_path_factory, text, shells):
         return None
 
     program.path = folder
-    cmd = f"printf %s {shlex.quote(text)}"
-    for _shell in range(shells):
-        cmd = f"/bin/sh -c {shlex.quote(cmd)}"
-    outcome = run(program, cmd)
+    outcome = run(program, f"printf %s {shlex.quote(text)}")
     assert outcome == attach.Outcome(0, text.encode(), b"")
-
-
-@pytest.mark.parametrize(
-    ("cmd", "shells"),
-    [
-        ("true", 1),
-        ("/bin/sh -c true", 0),
-        ("/bin/sh -c 'kill -9 $$'", 0),
-        ("/bin/sh -c true;false", 1),
-        ("/bin/sh -c 'a", 1),
-    ],
-)
-def test_a_command_gets_a_shell_of_its_own_once(node, cmd, shells):
-    """What it does to its shell must not reach the one that writes the marks."""
-    script, plain = (attach.node_script(901, each, NONCE, stdin=False) for each in (cmd, "x"))
-    assert script.count("/bin/sh -c") == plain.count("/bin/sh -c") - 1 + shells + cmd.count("/bin/sh -c")
-    assert run(node, cmd).failure is None
 
 
 @pytest.mark.parametrize(
