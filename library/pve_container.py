@@ -262,6 +262,8 @@ class Run:
 
     def _remove(self, before) -> None:
         if before is None:
+            taken = self.life.elsewhere()
+            self.fail([taken] if taken else [])
             self._exit(before, None, set())
         vmid = self.container["vmid"]
         if before.running and not self.params["force"]:
@@ -308,7 +310,7 @@ class Run:
         self._apply(steps)
         after = self._after(before, delta)
         power, waiting = plan.power(self.state, after, set(want), self.params["restart"])
-        if waiting and not self.module.check_mode:
+        if waiting:
             self.fail(
                 [
                     plan.Problem(

@@ -394,6 +394,7 @@ RIGHTS = [
     ("config", {"mounts": [{"target": "/m", "storage": "local", "size_gib": 1}]}, "Datastore.AllocateSpace", "/storage/local"),
     ("config", {"memory": 300}, "VM.Audit", "/vms/911"),
     ("resize", {"disk_gib": grown}, "VM.Config.Disk", "/vms/911"),
+    ("resize", {"disk_gib": grown}, "VM.Config.Options", "/vms/911"),
     ("resize", {"disk_gib": grown}, "Datastore.AllocateSpace", "/storage/local"),
     ("start", {}, "VM.PowerMgmt", "/vms/911"),
     ("stop", {}, "VM.PowerMgmt", "/vms/911"),

@@ -32,8 +32,9 @@ class Lifecycle:
         self.done: list[str] = []
         #: The step that was sent last, as long as nobody knows what became of it.
         self.begun: str | None = None
-        #: What a plan was made from, as long as this run has not changed it.
+        #: What a plan was made from, and the keys of it that this run has changed since.
         self._seen: Container | None = None
+        self._changed: set[str] = set()
 
     @property
     def _ways(self) -> list[Api]:
@@ -59,7 +60,7 @@ class Lifecycle:
         found = self._peek()
         if found is not None and found.lock == "create" and self.take_up():
             found = self._peek()
-        self._seen = found
+        self._seen, self._changed = found, set()
         return found
 
     def _peek(self) -> Container | None:
@@ -150,7 +151,7 @@ class Lifecycle:
             "resize": ("PUT", f"{self._path}/resize"),
             "destroy": ("DELETE", self._path),
         }.get(step.action, ("POST", f"{self._path}/status/{step.action}"))
-        self.begun, self._seen = step.describe(), None
+        self.begun = step.describe()
         try:
             api.change(method, path, f"{step.action} of container {self.vmid}", **params)
         except ApiError as error:
@@ -159,21 +160,30 @@ class Lifecycle:
             raise
         self.done.append(self.begun)
         self.begun = None
+        self._changed |= step.keys
 
     def _digest(self) -> str:
         """The digest of the configuration that the plan was made from: Proxmox refuses a change of any other.
 
-        A real node tells it with the pending changes. One that does not is asked, and what it shows is held against
-        what was seen.
+        A real node tells it with the pending changes. One that does not is asked, as is each after a change of this
+        run's own, and what it shows is held against what was seen.
         """
-        if self._seen is not None and self._seen.digest:
+        if self._seen is not None and self._seen.digest and not self._changed:
             return self._seen.digest
         shown = {key: config.wire(value) for key, value in self.api.get(f"{self._path}/config").items()}
         digest = shown.pop("digest")
-        if self._seen is not None and shown != self._seen.config:
+        if self._seen is not None and self._others(shown) != self._others(self._seen.config):
             error = ApiError(
                 "conflict", f"the configuration of container {self.vmid} was changed while it was looked at"
             )
             error.changing = True
             raise error
         return digest
+
+    def _others(self, configuration: dict[str, str]) -> dict[str, str]:
+        """What this run has not changed of a configuration; volumes that it took away become unused ones."""
+        return {
+            key: value
+            for key, value in configuration.items()
+            if key not in self._changed and not (self._changed and config.kind(key) == "unused")
+        }

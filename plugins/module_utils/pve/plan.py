@@ -79,6 +79,13 @@ class Step:
     params: dict = field(default_factory=dict)
     root: bool = False
 
+    @property
+    def keys(self) -> set[str]:
+        """The configuration keys that it changes."""
+        if self.action == "resize":
+            return {self.params["disk"]}
+        return {*self.params, *self.params.get("delete", "").split(",")} if self.action == "config" else set()
+
     def describe(self) -> str:
         keys = sorted(key for key in self.params if key not in ("digest", "password", "ssh-public-keys"))
         removed = f", without {self.params['delete']}" if self.params.get("delete") else ""
@@ -253,8 +260,9 @@ def ownership(container: dict, before: Container | None) -> list[Problem]:
             Problem(
                 "container.vmid",
                 container["vmid"],
-                "this container is half created, and no task that this identity may see works on it any more",
-                f"As root on its node: pct unlock {container['vmid']} && pct destroy {container['vmid']}. Then run again.",
+                "this container is being created, restored or cloned, and no creation that this identity may see works on it",
+                "See the task list of its node: where a restore or a clone works on it, wait for that. Where nothing does, it was "
+                f"left half made; then, as root there: pct unlock {container['vmid']} && pct destroy {container['vmid']}.",
             )
         ]
     name = before.config.get("hostname", "without a name")
@@ -517,7 +525,7 @@ def steps(
         params |= {name: container[name] for name in ("password", "pool") if container.get(name)}
         result.append(Step("create", params))
     else:
-        for key, size in _resizes(ordinary, before).items():
+        for key, size in resizes(ordinary, before).items():
             result.append(Step("resize", {"disk": key, "size": size}))
             grown = config.render(key, {**config.parse(key, before.config[key]), "size": size})
             if config.same(key, grown, ordinary[key]):
@@ -526,7 +534,7 @@ def steps(
     return result + _config_step(guarded, root=True)
 
 
-def _resizes(delta: dict, before: Container) -> dict[str, str]:
+def resizes(delta: dict, before: Container) -> dict[str, str]:
     """Volumes whose size changes: growing goes through /resize, a config PUT would change the number alone."""
     found = {}
     for key, value in delta.items():
@@ -593,7 +601,9 @@ def predict(before: Container | None, delta: dict[str, str | None]) -> Container
     for key, value in delta.items():
         new_mount = config.kind(key) == "mp" and key not in live and value is not None
         grows = config.kind(key) in ("rootfs", "mp") and key in live and value is not None
-        if start.running and not (key in _HOTPLUG or config.kind(key) in ("net", "unused") or new_mount or grows):
+        if start.running and value == live.get(key):
+            pending.pop(key, None)
+        elif start.running and not (key in _HOTPLUG or config.kind(key) in ("net", "unused") or new_mount or grows):
             pending[key] = value
         elif value is None:
             live.pop(key, None)

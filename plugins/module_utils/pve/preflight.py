@@ -189,6 +189,7 @@ def rights_for(
         {key: value for key, value in delta.items() if key not in guarded},
         create=create,
         power=power,
+        grows=bool(before and plan.resizes(delta, before)),
         unprivileged=unprivileged,
         template=container.get("template") if create else None,
         pool=container.get("pool"),

@@ -109,6 +109,7 @@ def needed(
     create: bool = False,
     destroy: bool = False,
     power: bool = False,
+    grows: bool = False,
     template: str | None = None,
     pool: str | None = None,
     unprivileged: bool = True,
@@ -143,6 +144,9 @@ def needed(
             "Datastore.Audit",
             because=f"reading template {template}",
         )
+    if grows:
+        # /resize is checked as a change of the option "disk", which is none that Proxmox knows a right of its own for.
+        need(guest, "VM.Config.Options", because="growing a volume")
     for key, value in changes.items():
         if root_only(key, None, value, unprivileged):
             continue

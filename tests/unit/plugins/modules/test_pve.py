@@ -132,6 +132,7 @@ def test_what_stays_pending_is_applied_by_one_restart(run, node):
     assert refused["changed"] is True
     assert refused["problems"][0]["variable"] == "container_restart"
     assert "nameserver" in refused["msg"]
+    assert ensure(run, change, restart="never", check=True)["problems"] == refused["problems"]
     predicted = ensure(run, change, check=True)
     assert predicted["steps"] == ["reboot"]
     done = ensure(run, change)
@@ -189,6 +190,15 @@ def test_a_number_that_a_virtual_machine_has_is_taken(run, node):
     node.acl["deploy@pve!t"].append(("/vms", ["VM.Audit"]))
     result = ensure(run)
     assert "database" in result["msg"]
+    assert changes_sent(node) == []
+
+
+def test_absent_does_not_pass_over_a_container_that_another_node_has(run, node):
+    """The declaration names the wrong node: that nothing is removed there must not look like a success."""
+    node.add_ct(901, "trainer", node="pve2", config={"tags": "launchproof"})
+    node.acl["deploy@pve!t"].append(("/vms", ["VM.Audit"]))
+    result = ensure(run, state="absent", force=True)
+    assert "'trainer' on node 'pve2'" in result["msg"]
     assert changes_sent(node) == []
 
 
@@ -335,6 +345,38 @@ def test_the_change_is_tied_to_what_was_seen(run, node, monkeypatch):
     assert len(looks) == 3  # before, again, and read back
     assert len(changes_sent(node)) == 1
     assert (node.ct(901).config["memory"], node.ct(901).config["cpuunits"]) == (2048, 77)
+
+
+@pytest.mark.parametrize(("taken", "ends"), [({"cpuunits": 77}, "done"), ({"tags": "prod"}, "left")])
+def test_each_step_is_tied_to_what_was_seen_but_for_the_steps_before_it(run, node, monkeypatch, taken, ends):
+    """Somebody else's change between two steps is looked at, and one that takes the container away ends the run."""
+    ensure(run, state="present")
+    usual = pve_container.Lifecycle.apply
+
+    def then_another(life, step):
+        usual(life, step)
+        if step.action == "resize":
+            node.ct(901).config |= taken
+
+    monkeypatch.setattr(pve_container.Lifecycle, "apply", then_another)
+    done = ensure(run, {"disk_gib": 9, "memory": 2048}, state="present")
+    config = node.ct(901).config
+    assert {key: config[key] for key in taken} == taken
+    if ends == "done":
+        assert done["steps"] == ["resize: disk, size", "config: memory"]
+        assert done["api_calls"].count("GET nodes/pve1/lxc/901/pending") == 3, "before, again, and read back"
+        assert config["memory"] == 2048
+    else:
+        assert "does not carry the tag 'launchproof' and is left alone" in done["msg"]
+        assert "Until then, of container 901: resize: disk, size" in done["msg"]
+        assert config["memory"] == 1024
+
+
+def test_several_steps_of_one_run_are_no_conflict(run, node):
+    ensure(run)
+    grown = ensure(run, {"disk_gib": 9, "memory": 2048, "cores": 4})
+    assert [step.partition(":")[0] for step in grown["steps"]] == ["resize", "config"]
+    assert not grown.get("warnings")
 
 
 def test_login_is_set_at_creation_and_another_one_later_is_refused(run, node):
