@@ -181,9 +181,13 @@ class Lifecycle:
         return digest
 
     def _others(self, configuration: dict[str, str]) -> dict[str, str]:
-        """What this run has not changed of a configuration; volumes that it took away become unused ones."""
+        """What neither this run has changed of a configuration nor one of the two calls shows alone.
+
+        A volume that was taken away becomes an unused one, and raw lxc.* lines are not listed with the pending changes.
+        """
+        hidden = {"lxc", *self._changed}
         return {
             key: value
             for key, value in configuration.items()
-            if key not in self._changed and not (self._changed and config.kind(key) == "unused")
+            if key not in hidden and not (self._changed and config.kind(key) == "unused")
         }
