@@ -75,6 +75,7 @@ def render() -> str:
         "## Forbidden patterns by default\n\n"
         + "Besides these, the last line of an uncaught Python exception. `proof.log.default_forbidden: false` turns them off, "
         + "`proof.log.forbidden` adds the job's own. One that is followed by progress was survived.\n\n"
+        + "An exception of which Python or `logging` says that it was ignored (`Exception ignored in: …`, `--- Logging error ---`) is none.\n\n"
         + "\n".join(f"- `{pattern}`" for pattern in DEFAULT_FORBIDDEN)
     )
     return "\n\n".join(parts) + "\n"

@@ -852,6 +852,18 @@ for i in range(1, 9999):
     print(f"ev=step step={{i}}")
     if i == 3: print({TRACEBACK!r})
     time.sleep(0.2)""", "-u"), proof={"progress": STEP, "process": {"stable_for": 3}}, fact="grep -q ValueError $LOG"),
+    Case("h-ignored-exception", "completed", "exceptions that logging and Python itself ignore, after the done line, too",
+         python("""
+import logging
+class Pool:
+    def __del__(self):
+        raise RuntimeError("cannot join current thread")
+pool = Pool()
+for i in range(1, 4):
+    print(f"ev=step step={i}")
+logging.warning("%d files", "many")
+print("ev=exit code=0 reason=done")""", "-u"), proof={"progress": STEP, "done": DONE},
+         fact='grep -q "Logging error" $LOG && grep -q "Exception ignored" $LOG && [ "$(prop ExecMainStatus)" = 0 ]'),
     Case("h-resume", "ok_progressing", "a resume from a checkpoint sets the step back",
          bash("for i in 90 91 92 40 41 42 43 44 45 46 47 48 49 50 51; do echo ev=step step=$i; sleep 0.4; done; "
               "exec sleep 600"),

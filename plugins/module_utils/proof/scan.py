@@ -12,7 +12,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import isfinite
 from statistics import median
@@ -37,6 +37,8 @@ READ_CHARS = 4000
 KEPT_LINES = 20
 # Gaps between advances that are remembered for the job's own pace.
 KEPT_GAPS = 63
+# Tracebacks that may be open at the same time, one a rank.
+KEPT_TRACEBACKS = 64
 
 TRACEBACK = "uncaught exception"
 _HEADER = re.compile(
@@ -45,6 +47,8 @@ _HEADER = re.compile(
 # A SyntaxError in the main script has no header.
 _SYNTAX = re.compile(r'^(?P<prefix>(?:\[\w+\]: ?)?)  File "[^"]*", line \d+$')
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::(?: .*)?)?$")
+# The line before the header of a traceback of which Python, or logging, says that nothing came of it.
+_IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|--- Logging error ---|Error in atexit\._run_exitfuncs:")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -101,44 +105,89 @@ class LineSplitter:
             offset += len(line) + 1
 
 
+@dataclass
+class _Traceback:
+    """A traceback that is being read."""
+
+    # What is quoted: the exception's line, before that comes the header or a line inside that names one.
+    quoted: tuple[str, int, float]
+    # How many later lines there had been when its last line came.
+    later: int
+    # It is said that nothing came of it.
+    ignored: bool
+
+
 class TracebackTracker:
     """Finds the last line of a Python traceback, and counts the lines that came after it."""
 
     def __init__(self) -> None:
-        self._prefix: str | None = None
-        self._candidate: tuple[str, int, float] | None = None
-        self._found: tuple[str, int, float] | None = None
-        self._after = 0
+        # By the header's prefix: ranks that share a log write theirs at the same time.
+        self._open: dict[str, _Traceback] = {}
+        self._found: _Traceback | None = None
+        # What is chained to an ignored exception is ignored, too.
+        self._ignored = False
+        # Lines of no traceback.
+        self._later = 0
+        self._before = ""
 
     def line(self, text: str, offset: int, at: float) -> None:
         """Take the next non-empty line."""
+        before, self._before = self._before, text
         # The plain searches spare nearly every line the regular expressions.
         started = "Traceback (" in text and _HEADER.match(text)
-        if not started and self._prefix is None and '  File "' in text:
+        if not started and not self._open and '  File "' in text:
             started = _SYNTAX.match(text)
         if started:
-            self._prefix, self._candidate = started["prefix"], (text, offset, at)
-            return
-        if self._prefix is None:
-            self._after += self._found is not None
-            return
-        body = text[len(self._prefix) :] if text.startswith(self._prefix) else text
-        # Frames, exception groups, carets, and the box that rich draws.
-        if body[:1] in " \t|+^~\u2502\u256d\u2570":
-            if re.match(r"[\s|+]+[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b", body):
-                self._candidate = (text, offset, at)
-            return
-        if body.startswith(_CHAINED):
-            return
-        self._found = (text, offset, at) if _EXCEPTION.match(body) else self._candidate
-        self._prefix, self._after = None, 0
+            self._start(started["prefix"], (text, offset, at), before)
+        elif not self._open or not self._continues(text, offset, at):
+            self._later += 1
 
     def match(self, keep: Callable[[str], str] = same) -> Match | None:
         """Return the exception's last line as a match, None when there was none."""
-        found, after = (self._found, self._after) if self._prefix is None else (self._candidate, 0)
-        if found is None:
+        unfinished = [item for item in self._open.values() if not item.ignored]
+        item = unfinished[-1] if unfinished else self._found
+        if item is None:
             return None
-        return Match(TRACEBACK, keep(found[0]), found[1], found[2], "traceback", after)
+        text, offset, at = item.quoted
+        return Match(TRACEBACK, keep(text), offset, at, "traceback", self._later - item.later)
+
+    def _start(self, prefix: str, quoted: tuple[str, int, float], before: str) -> None:
+        self._close(prefix)
+        if len(self._open) >= KEPT_TRACEBACKS:
+            self._close(next(iter(self._open)))
+        ignored = bool(_IGNORED.search(before)) or (self._ignored and any(words in before for words in _CHAINED))
+        self._open[prefix] = _Traceback(quoted, self._later, ignored)
+
+    def _continues(self, text: str, offset: int, at: float) -> bool:
+        """Whether the line belongs to an open traceback, which takes it."""
+        prefix, body = self._owner(text)
+        item = self._open[prefix]
+        # Frames, exception groups, carets and the box that rich draws.
+        inside = body[:1] in " \t|+^~\u2502\u256d\u2570"
+        if inside or body.startswith(_CHAINED):
+            if re.match(r"[\s|+]+[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b", body):
+                item.quoted = (text, offset, at)
+            item.later = self._later
+            return True
+        exception = bool(_EXCEPTION.match(body))
+        if exception:
+            item.quoted, item.later = (text, offset, at), self._later
+        self._close(prefix)
+        self._ignored = item.ignored
+        return exception
+
+    def _owner(self, text: str) -> tuple[str, str]:
+        """Return the prefix of the open traceback that the line may belong to, and the line without it."""
+        for prefix in self._open:
+            if prefix and text.startswith(prefix):
+                return prefix, text[len(prefix) :]
+        return next(reversed(self._open)), text
+
+    def _close(self, prefix: str) -> None:
+        item = self._open.pop(prefix, None)
+        # One that never came to its end may be older than what was found since.
+        if item and not item.ignored and (self._found is None or item.quoted[1] > self._found.quoted[1]):
+            self._found = item
 
 
 class ProgressReader:

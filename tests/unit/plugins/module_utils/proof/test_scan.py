@@ -12,6 +12,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact im
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.scan import (
     KEPT_CHARS,
     KEPT_LINES,
+    KEPT_TRACEBACKS,
     MAX_LINE,
     LineSplitter,
     Scanner,
@@ -28,6 +29,12 @@ Traceback (most recent call last):
     main()
     ~~~~^^
 ValueError: shapes (3,4) and (5,6) not aligned
+"""
+IGNORED = """\
+Traceback (most recent call last):
+  File "train.py", line 4, in __del__
+    self.pool.join()
+RuntimeError: cannot join current thread
 """
 
 
@@ -187,11 +194,53 @@ def test_own_pace_is_the_median_of_the_gaps() -> None:
             "    | ValueError: inner",
             0,
         ),
+        (
+            TRACEBACK + "Exception ignored in: <function T.__del__>\n" + IGNORED,
+            "ValueError: shapes (3,4) and (5,6) not aligned",
+            1,
+        ),
+        (
+            "Exception ignored in: <function T.__del__>\n" + IGNORED + TRACEBACK,
+            "ValueError: shapes (3,4) and (5,6) not aligned",
+            0,
+        ),
+        (
+            TRACEBACK + "saving\n" + "Exception ignored in: x\nTraceback (most recent call last):\n  File",
+            "ValueError: shapes (3,4) and (5,6) not aligned",
+            2,
+        ),
     ],
 )
 def test_an_exceptions_last_line_is_found(text: str, line: str, after: int) -> None:
     (found,) = scan("before\n" + text).forbidden
     assert (found.line, found.kind, found.lines_after) == (line, "traceback", after)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        "Exception ignored in: <function T.__del__ at 0x7ff419d204a0>",
+        "Exception ignored in atexit callback: <function f at 0x7f>",
+        "Exception ignored on threading shutdown <module 'threading' from 'threading.py'>:",
+        "Exception ignored while calling deallocator <function T.__del__ at 0x7f>:",
+        "Error in atexit._run_exitfuncs:",
+        "--- Logging error ---",
+    ],
+)
+def test_an_exception_of_which_python_says_that_it_is_ignored_is_none(says: str) -> None:
+    assert scan(f"{says}\n{IGNORED}").forbidden == ()
+    chained = IGNORED + "\nDuring handling of the above exception, another exception occurred:\n\n" + IGNORED
+    assert (
+        scan(f"step=3\n{says}\n{chained}Call stack:\n  File \"x\", line 5, in <module>\nMessage: 'x'\n").forbidden == ()
+    )
+    assert len(scan(f"{says}\n{IGNORED}{TRACEBACK}").forbidden) == 1
+
+
+def test_tracebacks_that_no_exception_ends_are_bounded() -> None:
+    scanner = Scanner(validate({}))
+    for rank in range(2 * KEPT_TRACEBACKS):
+        scanner.feed(f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]:   File 'x'\n".encode(), 1.0)
+    assert len(scanner._traceback._open) == KEPT_TRACEBACKS
 
 
 @pytest.mark.parametrize(
