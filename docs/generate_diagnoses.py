@@ -16,6 +16,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.render im
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.setup_codes import SETUP_CODES  # noqa: E402
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import DEFAULT_FORBIDDEN  # noqa: E402
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table import OUTSIDE, TABLE, Row  # noqa: E402
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view import SUMMARY_LINES, WRAPPER_LINES  # noqa: E402
 from publish import publish  # noqa: E402
 
 TARGET = ROOT / "docs" / "diagnoses.md"
@@ -75,7 +76,10 @@ def render() -> str:
         "## Forbidden patterns by default\n\n"
         + "Besides these, the last line of an uncaught Python exception. `proof.log.default_forbidden: false` turns them off, "
         + "`proof.log.forbidden` adds the job's own. One that is followed by progress was survived.\n\n"
-        + "An exception of which Python or `logging` says that it was ignored (`Exception ignored in: …`, `--- Logging error ---`) is none.\n\n"
+        + "An exception of which Python or `logging` says that it was ignored (`Exception ignored in: …`, `--- Logging error ---`) is none. "
+        + "Other lines than progress show that an exception was handled only where no progress is declared "
+        + f"(more than {WRAPPER_LINES} of them after its message, {SUMMARY_LINES} where the run failed), and where the run ended with exit 0 "
+        + f"and the done pattern (more than {WRAPPER_LINES}). Indented lines directly after the exception's own are its message.\n\n"
         + "\n".join(f"- `{pattern}`" for pattern in DEFAULT_FORBIDDEN)
     )
     return "\n\n".join(parts) + "\n"

@@ -305,6 +305,11 @@ import atexit
 atexit.register(lambda: print("ev=exit code=0 reason=done", flush=True))
 print("ev=step step=1")
 raise KeyError("hidden_states")""", "-u"), proof={"progress": STEP, "done": DONE}, fact='grep -q KeyError $LOG'),
+    Case("state-dict", "crashed_traceback", "an exception whose message has 300 lines: a checkpoint of another shape",
+         python("""
+print("ev=step step=1")
+raise RuntimeError("Error(s) in loading state_dict for Model:" + "".join(f"\\n\\tsize mismatch for layers.{i}" for i in range(300)))""", "-u"),
+         fact='died_with 1 && grep -q "mismatch for layers.299" $LOG', evidence=("ended with 'RuntimeError: Error(s) in loading state_dict",)),
     Case("cuda-oom-exit-0", "crashed_traceback", "CUDA out of memory, caught, and exit 0",
          python("""
 print("ev=step step=1")

@@ -39,6 +39,8 @@ KEPT_LINES = 20
 KEPT_GAPS = 63
 # Tracebacks that may be open at the same time, one a rank.
 KEPT_TRACEBACKS = 64
+# The lines of an exception's message are written at once, s: what comes later shows that the job goes on.
+MESSAGE_S = 5.0
 
 TRACEBACK = "uncaught exception"
 _HEADER = re.compile(
@@ -47,6 +49,8 @@ _HEADER = re.compile(
 # A SyntaxError in the main script has no header.
 _SYNTAX = re.compile(r'^(?P<prefix>(?:\[\w+\]: ?)?)  File "[^"]*", line \d+$')
 _EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::(?: .*)?)?$")
+# More of an exception's message. A bar begins with its number: "  5%|".
+_MESSAGE = re.compile(r"[ \t]+[^\s\d]")
 # The line before the header of a traceback of which Python, or logging, says that nothing came of it.
 _IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|--- Logging error ---|Error in atexit\._run_exitfuncs:")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -115,6 +119,8 @@ class _Traceback:
     later: int
     # It is said that nothing came of it.
     ignored: bool
+    # The exception's line has come; what is indented directly after it is the rest of its message.
+    complete: bool = False
 
 
 class TracebackTracker:
@@ -144,7 +150,7 @@ class TracebackTracker:
 
     def match(self, keep: Callable[[str], str] = same) -> Match | None:
         """Return the exception's last line as a match, None when there was none."""
-        unfinished = [item for item in self._open.values() if not item.ignored]
+        unfinished = [item for item in self._open.values() if not item.complete and not item.ignored]
         item = unfinished[-1] if unfinished else self._found
         if item is None:
             return None
@@ -164,6 +170,12 @@ class TracebackTracker:
         item = self._open[prefix]
         # Frames, exception groups, carets and the box that rich draws.
         inside = body[:1] in " \t|+^~\u2502\u256d\u2570"
+        if item.complete:
+            if at - item.quoted[2] < MESSAGE_S and _MESSAGE.match(body):
+                item.later = self._later
+                return True
+            self._close(prefix)
+            return False
         if inside or body.startswith(_CHAINED):
             if re.match(r"[\s|+]+[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\b", body):
                 item.quoted = (text, offset, at)
@@ -172,8 +184,10 @@ class TracebackTracker:
         exception = bool(_EXCEPTION.match(body))
         if exception:
             item.quoted, item.later = (text, offset, at), self._later
-        self._close(prefix)
-        self._ignored = item.ignored
+        else:
+            del self._open[prefix]
+        item.complete, self._ignored = True, item.ignored
+        self._end(item)
         return exception
 
     def _owner(self, text: str) -> tuple[str, str]:
@@ -185,8 +199,12 @@ class TracebackTracker:
 
     def _close(self, prefix: str) -> None:
         item = self._open.pop(prefix, None)
+        if item and not item.complete:
+            self._end(item)
+
+    def _end(self, item: _Traceback) -> None:
         # One that never came to its end may be older than what was found since.
-        if item and not item.ignored and (self._found is None or item.quoted[1] > self._found.quoted[1]):
+        if not item.ignored and (self._found is None or item.quoted[1] > self._found.quoted[1]):
             self._found = item
 
 

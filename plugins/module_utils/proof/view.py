@@ -271,12 +271,11 @@ class View:
             return True
         if match.kind != "traceback":
             return False
-        if self.nonzero or self.signal:
-            return match.lines_after > SUMMARY_LINES
-        # With a progress pattern, progress is the sign of life, while it runs; at a clean end other lines are one too.
-        if self.spec.progress is not None and self.exit is None:
-            return False
-        return match.lines_after > WRAPPER_LINES
+        if self.spec.progress is not None:
+            # Progress is the sign of life. Only of a job that says that its work is complete other lines are one too: it
+            # may well log an exception that it handles after its last step.
+            return self.zero and self.done and match.lines_after > WRAPPER_LINES
+        return match.lines_after > (SUMMARY_LINES if self.nonzero or self.signal else WRAPPER_LINES)
 
     @cached_property
     def unmatched(self) -> list[str]:

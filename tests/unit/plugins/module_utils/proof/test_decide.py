@@ -16,6 +16,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.render im
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.setup_codes import SETUP_CODES
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import validate
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table import OUTSIDE, TABLE
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view import SUMMARY_LINES, WRAPPER_LINES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -539,6 +540,30 @@ CASES = [
         {"progress": STEP},
         also=("exited_nonzero",),
     ),
+    *(
+        Case(
+            f"exception-after-the-last-step-and-{lines}-lines-{said}",
+            "crashed_traceback",
+            2,
+            died(
+                status, log=log(forbidden=(match("traceback", lines_after=lines),), progress=progress(), done=done)
+            ),
+            {"progress": STEP, "done": DONE},
+            also=also,
+        )
+        for said, status, lines, done, also in (
+            ("exit-1", 1, 900, None, ("exited_nonzero",)),
+            ("exit-0", 0, 900, None, ("exited_early",)),
+            ("done-and-exit-1", 1, 900, match("declared"), ("exited_nonzero",)),
+            ("done-and-exit-0", 0, WRAPPER_LINES, match("declared"), ("completed",)),
+        )
+    ),
+    Case(
+        "exception-long-before-a-failure-without-a-progress-pattern",
+        "exited_nonzero",
+        2,
+        died(1, log=log(forbidden=(match("traceback", lines_after=SUMMARY_LINES + 1),))),
+    ),
     # 14, 15
     Case("bin-false", "died_before_log", 2, died(1, log=SILENT), remedy="as dflash: /usr/bin/python3 train.py"),
     Case("usage", "exited_nonzero", 2, died(2), remedy="ev=loading"),
@@ -874,6 +899,11 @@ HEALTHY = [
     Case("cuda-oom-just-now", "", 6, {"log": log(forbidden=(match(at=T0 + 3),))}),
     Case("handled-exception-and-done", "completed", 3, died(0, log=log(forbidden=(match("traceback", lines_after=60),), done=match())),
          {"done": DONE}),
+    Case("exception-handled-after-the-last-step-and-done", "completed", 3,
+         died(0, log=log(forbidden=(match("traceback", lines_after=WRAPPER_LINES + 1),), progress=progress(), done=match())),
+         {"progress": STEP, "done": DONE}),
+    Case("exception-long-before-the-last-step-and-done", "completed", 3,
+         died(0, log=log(forbidden=(match("traceback", offset=10),), progress=progress(), done=match())), {"progress": STEP, "done": DONE}),
     Case("resumed-below", "ok_progressing", 6, {"log": log(progress=progress(first=900.0, last=100.0))}, {"progress": STEP}),
     Case("oom-victim-survived", "ok_progressing", 20, {"oom_kills": 1, "oom_at": BEGAN + 1, "log": log(progress=progress())},
          {"progress": STEP}),

@@ -195,6 +195,22 @@ def test_own_pace_is_the_median_of_the_gaps() -> None:
             0,
         ),
         (
+            "Traceback (most recent call last):\n  File 'x'\nRuntimeError: Error(s) in loading state_dict for M:\n"
+            + "\tsize mismatch for layer\n" * 300
+            + "bye\n  bye\n",
+            "RuntimeError: Error(s) in loading state_dict for M:",
+            2,
+        ),
+        (
+            "".join(
+                f"[rank{rank}]: {line}\n"
+                for line in ("Traceback (most recent call last):", "  File 'x'", "OSError: gone:", "  this", "  that")
+                for rank in (0, 1)
+            ),
+            "[rank1]: OSError: gone:",
+            0,
+        ),
+        (
             TRACEBACK + "Exception ignored in: <function T.__del__>\n" + IGNORED,
             "ValueError: shapes (3,4) and (5,6) not aligned",
             1,
@@ -234,6 +250,14 @@ def test_an_exception_of_which_python_says_that_it_is_ignored_is_none(says: str)
         scan(f"step=3\n{says}\n{chained}Call stack:\n  File \"x\", line 5, in <module>\nMessage: 'x'\n").forbidden == ()
     )
     assert len(scan(f"{says}\n{IGNORED}{TRACEBACK}").forbidden) == 1
+
+
+def test_what_a_job_goes_on_with_is_no_message() -> None:
+    assert scan(TRACEBACK + "".join(f"\r {i}%|#" for i in range(9))).forbidden[0].lines_after == 9
+    scanner = Scanner(validate({}))
+    for at, line in ((1.0, TRACEBACK), (1.1, "  layer 1\n"), (9.0, "  loaded\n"), (9.1, "  loaded\n")):
+        scanner.feed(line.encode(), at)
+    assert scanner.log("/log").forbidden[0].lines_after == 2
 
 
 def test_tracebacks_that_no_exception_ends_are_bounded() -> None:
