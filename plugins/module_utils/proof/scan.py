@@ -168,8 +168,8 @@ class TracebackTracker:
         """Whether the line belongs to an open traceback, which takes it."""
         prefix, body = self._owner(text)
         item = self._open[prefix]
-        # Frames, exception groups, carets and the box that rich draws.
-        inside = body[:1] in " \t|+^~\u2502\u256d\u2570"
+        # Frames, exception groups, carets, the box that rich draws, and the frame that loguru points at.
+        inside = body[:1] in " \t|+^~\u2502\u256d\u2570" or body.startswith('> File "')
         if item.complete:
             if at - item.quoted[2] < MESSAGE_S and _MESSAGE.match(body):
                 item.later = self._later

@@ -195,6 +195,12 @@ def test_own_pace_is_the_median_of_the_gaps() -> None:
             0,
         ),
         (
+            'Traceback (most recent call last):\n\n> File "train.py", line 9, in <module>\n    main()\n    └ <function main>\n\n'
+            '  File "train.py", line 6, in main\n    x / 0\n    │ └ 7\n\nZeroDivisionError: division by zero\n',
+            "ZeroDivisionError: division by zero",
+            0,
+        ),
+        (
             "Traceback (most recent call last):\n  File 'x'\nRuntimeError: Error(s) in loading state_dict for M:\n"
             + "\tsize mismatch for layer\n" * 300
             + "bye\n  bye\n",
