@@ -310,6 +310,12 @@ raise KeyError("hidden_states")""", "-u"), proof={"progress": STEP, "done": DONE
 print("ev=step step=1")
 raise RuntimeError("Error(s) in loading state_dict for Model:" + "".join(f"\\n\\tsize mismatch for layers.{i}" for i in range(300)))""", "-u"),
          fact='died_with 1 && grep -q "mismatch for layers.299" $LOG', evidence=("ended with 'RuntimeError: Error(s) in loading state_dict",)),
+    Case("ranks-interleaved", "crashed_traceback", "two ranks print their tracebacks at the same time, line by line",
+         python(f"""
+import sys
+for line in {TRACEBACK!r}.splitlines():
+    print(f"[rank0]: {{line}}\\n[rank1]: {{line}}")
+sys.exit(1)""", "-u"), fact='died_with 1 && grep -q "rank1.*ValueError" $LOG', evidence=("[rank1]: ValueError: shapes",)),
     Case("cuda-oom-exit-0", "crashed_traceback", "CUDA out of memory, caught, and exit 0",
          python("""
 print("ev=step step=1")

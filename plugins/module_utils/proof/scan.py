@@ -39,6 +39,8 @@ KEPT_LINES = 20
 KEPT_GAPS = 63
 # Tracebacks that may be open at the same time, one a rank.
 KEPT_TRACEBACKS = 64
+# Lines of nobody after which one that is still open is given up.
+KEPT_OPEN = 100
 # The lines of an exception's message are written at once, s: what comes later shows that the job goes on.
 MESSAGE_S = 5.0
 
@@ -48,9 +50,13 @@ _HEADER = re.compile(
 )
 # A SyntaxError in the main script has no header.
 _SYNTAX = re.compile(r'^(?P<prefix>(?:\[\w+\]: ?)?)  File "[^"]*", line \d+$')
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?::(?: .*)?)?$")
+# A class that was defined in a function is main.<locals>.BadBatch.
+_EXCEPTION = re.compile(r"^[A-Za-z_](?:[\w.]|<\w+>)*(?::(?: .*)?)?$")
 # More of an exception's message. A bar begins with its number: "  5%|".
 _MESSAGE = re.compile(r"[ \t]+[^\s\d]")
+# What launchers put before every line of a rank.
+_TAG = re.compile(r"(?:\[[\w,.-]+\](?:<\w+>)?:? ?)+")
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # The line before the header of a traceback of which Python, or logging, says that nothing came of it.
 _IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|--- Logging error ---|Error in atexit\._run_exitfuncs:")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
@@ -119,6 +125,8 @@ class _Traceback:
     later: int
     # It is said that nothing came of it.
     ignored: bool
+    # One of its lines began with the header's prefix: the others do, too.
+    tagged: bool = False
     # The exception's line has come; what is indented directly after it is the rest of its message.
     complete: bool = False
 
@@ -140,12 +148,12 @@ class TracebackTracker:
         """Take the next non-empty line."""
         before, self._before = self._before, text
         # The plain searches spare nearly every line the regular expressions.
-        started = "Traceback (" in text and _HEADER.match(text)
+        started = "Traceback (" in text and _HEADER.match(_COLOUR.sub("", text))
         if not started and not self._open and '  File "' in text:
             started = _SYNTAX.match(text)
         if started:
-            self._start(started["prefix"], (text, offset, at), before)
-        elif not self._open or not self._continues(text, offset, at):
+            self._start(started["prefix"], (_COLOUR.sub("", text), offset, at), before)
+        elif not self._open or not self._continues(_COLOUR.sub("", text), offset, at):
             self._later += 1
 
     def match(self, keep: Callable[[str], str] = same) -> Match | None:
@@ -167,7 +175,15 @@ class TracebackTracker:
     def _continues(self, text: str, offset: int, at: float) -> bool:
         """Whether the line belongs to an open traceback, which takes it."""
         prefix, body = self._owner(text)
+        if prefix is None:
+            # Nobody's line: what comes after it is no message any more, and a rank that died amid its traceback will not
+            # end it.
+            for name, item in [*self._open.items()]:
+                if item.complete or self._later - item.later >= KEPT_OPEN:
+                    self._close(name)
+            return False
         item = self._open[prefix]
+        item.tagged |= body is not text
         # Frames, exception groups, carets, the box that rich draws, and the frame that loguru points at.
         inside = body[:1] in " \t|+^~\u2502\u256d\u2570" or body.startswith('> File "')
         if item.complete:
@@ -190,12 +206,17 @@ class TracebackTracker:
         self._end(item)
         return exception
 
-    def _owner(self, text: str) -> tuple[str, str]:
+    def _owner(self, text: str) -> tuple[str | None, str]:
         """Return the prefix of the open traceback that the line may belong to, and the line without it."""
         for prefix in self._open:
             if prefix and text.startswith(prefix):
                 return prefix, text[len(prefix) :]
-        return next(reversed(self._open)), text
+        # A logger writes its prefix before the header alone, a rank before every line.
+        tag = _TAG.match(text)
+        bare = [
+            prefix for prefix, item in self._open.items() if not item.tagged and not (tag and _TAG.fullmatch(prefix))
+        ]
+        return (bare[-1], text) if bare else (None, text)
 
     def _close(self, prefix: str) -> None:
         item = self._open.pop(prefix, None)

@@ -12,6 +12,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact im
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.scan import (
     KEPT_CHARS,
     KEPT_LINES,
+    KEPT_OPEN,
     KEPT_TRACEBACKS,
     MAX_LINE,
     LineSplitter,
@@ -195,6 +196,33 @@ def test_own_pace_is_the_median_of_the_gaps() -> None:
             0,
         ),
         (
+            "Traceback (most recent call last):\n  File 'x'\nmain.<locals>.BadBatch: odd\n",
+            "main.<locals>.BadBatch: odd",
+            0,
+        ),
+        (
+            'Traceback (most recent call last):\n  File \x1b[35m"t.py"\x1b[0m, line \x1b[35m3\x1b[0m\n    \x1b[31mmain\x1b[0m()\n'
+            "\x1b[1;35mValueError\x1b[0m: \x1b[35modd\x1b[0m\nbye\n",
+            "ValueError: odd",
+            1,
+        ),
+        (
+            "".join(f"[rank0]: {line}\n[rank1]: {line}\n" for line in TRACEBACK.splitlines())
+            + "[rank0]:[W1130] no destroy\n",
+            "[rank1]: ValueError: shapes (3,4) and (5,6) not aligned",
+            1,
+        ),
+        (
+            "[rank0]: Traceback (most recent call last):\n[rank1]: step 4\n[rank0]:   File 'x'\nloading\n[rank0]: OSError: gone\n",
+            "[rank0]: OSError: gone",
+            0,
+        ),
+        (
+            "[ERROR] Traceback (most recent call last):\n  File 'x'\nOSError: gone\n[ERROR] giving up\n",
+            "OSError: gone",
+            1,
+        ),
+        (
             'Traceback (most recent call last):\n\n> File "train.py", line 9, in <module>\n    main()\n    └ <function main>\n\n'
             '  File "train.py", line 6, in main\n    x / 0\n    │ └ 7\n\nZeroDivisionError: division by zero\n',
             "ZeroDivisionError: division by zero",
@@ -271,6 +299,10 @@ def test_tracebacks_that_no_exception_ends_are_bounded() -> None:
     for rank in range(2 * KEPT_TRACEBACKS):
         scanner.feed(f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]:   File 'x'\n".encode(), 1.0)
     assert len(scanner._traceback._open) == KEPT_TRACEBACKS
+    scanner.feed(b"step\n" * (KEPT_OPEN + 1), 2.0)
+    assert not scanner._traceback._open
+    (found,) = scanner.log("/log").forbidden
+    assert (found.line, found.lines_after) == (f"[rank{rank}]: Traceback (most recent call last):", KEPT_OPEN + 1)
 
 
 @pytest.mark.parametrize(
