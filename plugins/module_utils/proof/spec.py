@@ -18,11 +18,13 @@ LEVELS = ("consistent", "proved_from_node", "proved")
 # Anywhere in a line; written so that no healthy line that merely says "error" matches. An uncaught Python exception
 # is not in this list: it counts only where it ends the log, which takes the scanner, not a pattern (scan.py).
 DEFAULT_FORBIDDEN = (
-    r"CUDA out of memory",
-    r"CUDA error: (?!.*\bno error\b)",
+    # Not "CUDA out of memory retries: 0", which counts.
+    r"CUDA out of memory(?!(?: \w+)?[:=] ?\d+(?![\d.]| ?[KMGT]?i?B))",
+    r"CUDA error: (?!0\b|.*\bno error\b)",
     r"[Ww]atchdog caught collective operation timeout|NCCL .*communicator was aborted",
     r"NCCL (?:WARN|error).*(?:unhandled (?:cuda|system) error|[Tt]imeout|abort)",
-    r"(?:^|[\s:])Segmentation fault(?:$|[\s(:])",
+    # As shells, MPI, UCX and faulthandler report it: not "Segmentation fault (SIGSEGV) handler installed".
+    r"(?:^|[\d:\])(])\s*Segmentation fault(?:\s*$|\s{2,}\S|\s*\((?:core dumped|11)\)|: (?:\d|address|invalid))",
     r"No space left on device",
     r"^Fatal Python error: ",
     r"terminate called (?:after throwing|without an active exception)",
