@@ -60,6 +60,8 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # The line before the header of a traceback of which Python, or logging, says that nothing came of it.
 _IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b|--- Logging error ---|Error in atexit\._run_exitfuncs:")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+# Backspaces, to column 1, whole line erased: a bar that is drawn anew begins with one of these where it has no \r.
+_REDRAWS = (b"\b", b"\x1b[1G", b"\x1b[G", b"\x1b[2K")
 
 
 def same(text: str) -> str:
@@ -68,7 +70,7 @@ def same(text: str) -> str:
 
 
 class LineSplitter:
-    r"""Cuts bytes into lines at \n and \r, whatever pieces they come in.
+    r"""Cuts bytes into lines at \n and \r, and where a bar is drawn anew without them, whatever pieces they come in.
 
     NUL bytes are left out before anything is counted: copytruncate leaves a hole of them as long as the old log.
     """
@@ -100,7 +102,12 @@ class LineSplitter:
             data = data.replace(b"\0", b"")
         offset = self.taken - len(self._pending)
         self.taken += len(data)
-        lines = (self._pending + data).replace(b"\r", b"\n").split(b"\n")
+        data = (self._pending + data).replace(b"\r", b"\n")
+        # Nearly every log is spared more than a look for two bytes.
+        if b"\b" in data or b"\x1b" in data:
+            for redraw in _REDRAWS:
+                data = data.replace(redraw, b"\n" * len(redraw))  # offsets stay true
+        lines = data.split(b"\n")
         self._pending = b""
         last = len(lines) - 1
         for index, line in enumerate(lines):

@@ -23,6 +23,8 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec impo
 from hypothesis import given
 from hypothesis import strategies as st
 
+REDRAWS = (b"\b", b"\x1b[G", b"\x1b[1G", b"\x1b[2K")
+LINE_END = re.compile(rb"[\r\n\b]|\x1b\[(?:1?G|2K)")
 STEP = {"pattern": r"step=(?P<step>\d+)"}
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -46,7 +48,10 @@ def scan(text: str | bytes, **spec: object):
     return scanner.log("/log")
 
 
-@given(st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"\r\n", b"\0\0", b"step=1\r", b"\xff"])), st.data())
+@given(
+    st.lists(st.binary(max_size=12) | st.sampled_from([b"\n", b"\r\n", b"\0\0", b"step=1\r", b"\xff", *REDRAWS])),
+    st.data(),
+)
 def test_lines_do_not_depend_on_the_pieces(parts: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(parts)
     cut = LineSplitter()
@@ -57,7 +62,7 @@ def test_lines_do_not_depend_on_the_pieces(parts: list[bytes], data: st.DataObje
         rest = rest[size:]
     lines += [(offset, line) for offset, line, _ in cut.flush()]
     clean = whole.replace(b"\0", b"")
-    assert [line for _, line in lines] == [line for line in re.split(rb"[\r\n]", clean) if line]
+    assert [line for _, line in lines] == [line for line in LINE_END.split(clean) if line]
     assert cut.taken == len(clean)
     assert all(clean[offset : offset + len(line)] == line for offset, line in lines)
 
@@ -68,7 +73,7 @@ def test_long_lines_come_in_bounded_pieces(data: bytes, bound: int) -> None:
     pieces = [*cut.feed(data), *cut.flush()]
     assert all(0 < len(piece) <= bound for _, piece, _ in pieces)
     assert len(cut.pending[1]) <= bound
-    assert b"".join(piece for _, piece, _ in pieces) == re.sub(rb"[\r\n\0]", b"", data)
+    assert b"".join(piece for _, piece, _ in pieces) == LINE_END.sub(b"", data.replace(b"\0", b""))
 
 
 def test_memory_of_a_log_without_line_ends_is_bounded() -> None:
@@ -132,6 +137,13 @@ def test_a_line_without_end_is_seen_when_the_writer_pauses_but_its_step_may_grow
 def test_a_progress_bar_ends_its_lines_with_carriage_returns() -> None:
     log = scan("\r1/99 [ ]\r2/99 [ ]\r3/99 [ ]", progress={"pattern": r"(?P<n>\d+)/99"})
     assert (log.progress.first, log.progress.last, log.progress.changes) == (1, 3, 2)
+
+
+@pytest.mark.parametrize("redraw", ["\x1b[1G", "\x1b[G", "\x1b[2K\x1b[1G", "\b" * 8])
+def test_a_progress_bar_is_drawn_anew_without_a_carriage_return(redraw: str) -> None:
+    log = scan(redraw.join(["1/99 [ ]", "2/99 [ ]", "3/99 [ ]"]), progress={"pattern": r"^(?P<n>\d+)/99"})
+    assert (log.progress.last, log.progress.changes, log.tail[-1]) == (3, 2, "3/99 [ ]")
+    assert log.progress.offset == 2 * len("1/99 [ ]" + redraw)
 
 
 @pytest.mark.parametrize(
