@@ -269,6 +269,8 @@ class Log:
     ranks: tuple[str, ...] = ()
     # The last lines, bounded, already redacted.
     tail: tuple[str, ...] = ()
+    # A line was longer than this many bytes, and was read in pieces; None when none was.
+    cut_at: int | None = None
     # Content older than this run matches a required, progress or done pattern: what a naive check would have believed.
     old_match: Match | None | Unknown = None
     # Files that match log.path where that is a glob (log.count > 1); otherwise () .

@@ -80,6 +80,8 @@ class LineSplitter:
         self._pending = b""
         # Bytes taken so far, NULs left out.
         self.taken = 0
+        # Whether a line was longer than the bound.
+        self.cut = False
 
     @property
     def pending(self) -> tuple[int, bytes]:
@@ -113,6 +115,7 @@ class LineSplitter:
         for index, line in enumerate(lines):
             whole = True
             while len(line) > self._max:
+                self.cut = True
                 yield offset, line[: self._max], whole
                 offset, line, whole = offset + self._max, line[self._max :], False
             if index == last:
@@ -415,6 +418,7 @@ class Scanner:
             progress=self._progress.progress() if self._progress else None,
             ranks=self._progress.ranks() if self._progress else (),
             tail=tuple(tail),
+            cut_at=MAX_LINE if self._splitter.cut else None,
             **identity,
         )
 

@@ -744,11 +744,15 @@ def no_progress_yet(v: View) -> Finding | None:
         return None
     what = v.spec.progress.pattern or v.spec.progress.json_field
     remedy = f"{v.unit} writes to {v.path} and no line has a value for {what!r}: correct the pattern, or raise deadlines.first_progress"
+    cut_at = v.log.cut_at if v.log else None
+    if cut_at and v.spec.progress.json_field:
+        remedy = f"{v.unit} writes lines of more than {cut_at // 1024} KiB to {v.path}, and no JSON line that long is read: log {what!r} on a shorter line"
     ranks = v.log.ranks if v.log else ()
     if ranks:
         remedy = f"{v.unit} has no progress{v.of_ranks}: see in {v.path} what the others wait for"
     evidence = {
         **({"ranks": list(ranks)} if ranks else {}),
+        **({"lines_cut_at": cut_at} if cut_at else {}),
         "looked_for": what,
         "deadline_s": v.spec.deadlines.first_progress,
         **v.log_evidence(),

@@ -758,6 +758,10 @@ CASES = [
     ),
     # 27
     Case("loading-for-ever", "no_progress_yet", 900.5, {}, {"progress": STEP}, at_once=False, remedy="step="),
+    Case("step-on-a-line-too-long", "no_progress_yet", 900.5, {"log": log(cut_at=65536)}, {"progress": {"json_field": "step"}},
+         at_once=False, remedy="lines of more than 64 KiB", evidence={"lines_cut_at": 65536}),
+    Case("long-lines-and-a-pattern", "no_progress_yet", 900.5, {"log": log(cut_at=65536)}, {"progress": STEP}, at_once=False,
+         remedy="correct the pattern"),
     # 28
     Case(
         "stands",

@@ -146,6 +146,12 @@ def test_a_progress_bar_is_drawn_anew_without_a_carriage_return(redraw: str) -> 
     assert log.progress.offset == 2 * len("1/99 [ ]" + redraw)
 
 
+def test_a_line_that_was_read_in_pieces_is_told() -> None:
+    assert scan('{"step": 1}\n').cut_at is None
+    log = scan('{"text": "%s", "step": 1}\n' % ("x" * MAX_LINE), progress={"json_field": "step"})
+    assert (log.progress, log.cut_at) == (None, MAX_LINE)
+
+
 @pytest.mark.parametrize(
     ("lines", "changes", "last"),
     [
