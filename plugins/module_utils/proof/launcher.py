@@ -20,14 +20,36 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec impo
 
 SELF_KILLED, NOT_DELIVERED, SYNTAX = "launcher_self_killed", "launcher_not_delivered", "launcher_syntax"
 
-_TRANSPORT = re.compile(
-    r"(?im)^.*(?:Connection (?:refused|timed out|reset|closed)|kex_exchange_identification|Could not resolve hostname|No route to host|Network is unreachable"
-    r"|Host key verification failed|Permission denied \(|lost connection|ssh: |scp: |rsync error|Broken pipe"
-    r"|container '?\d+'? not running|CT \d+ (?:not running|does not exist)|Configuration file .* does not exist).*$"
+# What a transport itself says when it did not deliver, and the exit codes it then has. A program on the host speaks of refused
+# connections and broken pipes as well, so a line counts from its start, and only with its own transport's code.
+_SSH = re.compile(
+    r"(?m)^(?:ssh: |(?:kex|ssh)_exchange_identification: |banner exchange: |mux_client_\w+: |client_loop: |packet_write_wait: "
+    r"|Connection (?:closed|reset|timed out|refused) by \S.* port \d+|Connection to \S+ (?:port \d+ )?(?:closed by remote host|timed out)"
+    r"|Connection timed out during banner exchange|Timeout, server \S+ not responding|Received disconnect from |Disconnected from "
+    r"|Unable to negotiate with |Host key verification failed|(?:\S+@)?\S+: Permission denied \(|Bad owner or permissions on ).*$"
 )
+_SCP = re.compile(
+    r"(?m)^(?:(?:scp|sftp): |lost connection|Connection closed\.?\s*$|Couldn't (?:read|write) packet: |(?:dest|remote) open \").*$"
+)
+_RSYNC = re.compile(r"(?m)^rsync(?: error)?: .*$")
+# Perl's die, so any code.
+_PCT = re.compile(
+    r"(?m)^(?:container '?\d+'? not running|CT '?\d+'? (?:not running|does not exist)|Configuration file '\S*lxc/\d+\.conf' does not exist).*$"
+)
+_TRANSPORTS = (
+    (_SSH, (255,)),
+    (_SCP, (1, 255)),
+    (_RSYNC, (2, 3, 5, 10, 11, 12, 14, 23, 30, 35, 255)),
+    (_PCT, range(1, 256)),
+)
+# In the words of bash and busybox, dash, zsh, for mawk and psql speak of syntax errors too; an error in arithmetic is found only when
+# the script runs.
 _SYNTAX = re.compile(
-    r"(?im)^.*(?:syntax error|unexpected EOF|unexpected end of file|unterminated quoted string|unmatched ['\"`]).*$"
+    r"(?m)^(?P<who>\S+?):(?: -c:)? ?(?:(?:line )?\d+: )?(?:syntax error near unexpected token|syntax error: (?:unexpected|unterminated)"
+    r"|syntax error in conditional expression|unexpected EOF while looking for matching|Syntax error: .*(?:unexpected|[Uu]nterminated|[Bb]ad )"
+    r"|parse error near|unmatched ['\"`]).*$"
 )
+_SYNTAX_CODES = (1, 2, 127)  # of a shell that cannot read its script
 _KILL = re.compile(
     r"(?<![\w./-])(?:(?:sudo|command|exec)\s+)?(?P<tool>(?:/usr)?(?:/bin/)?(?:pkill|killall|pgrep|grep))(?=\s)(?P<rest>[^;&|\n)`]*)"
 )
@@ -79,7 +101,8 @@ def analyse(spec: LauncherSpec) -> Launcher:
     if spec.end_mark and not missing:
         return Launcher(rc=spec.rc, signal=name)
     kill = next(_self_kills(spec.script), None)
-    syntax, transport = _SYNTAX.search(spec.output), _TRANSPORT.search(spec.output)
+    syntax = _shells_own(spec) if spec.rc in _SYNTAX_CODES else None
+    transport = next((match for words, _codes in _TRANSPORTS if (match := words.search(spec.output))), None)
     # A signal other than the pattern's own is someone else's; without an exit code the missing end is the evidence.
     # ssh turns a remote shell's death by a signal into 255 and says nothing (OpenSSH 9.2); where it did not get
     # there, it says so.
@@ -98,10 +121,12 @@ def analyse(spec: LauncherSpec) -> Launcher:
             kill.matched_line,
             end_mark_missing=missing,
         )
-    if spec.rc not in (None, 0) and (syntax or (spec.rc == 2 and not spec.output.strip() and _unbalanced(spec.script))):
+    if syntax or (spec.rc == 2 and not spec.output.strip() and _unbalanced(spec.script)):
         return Launcher(SYNTAX, spec.rc, said=syntax[0].strip() if syntax else "", end_mark_missing=missing)
-    # 255 is what ssh says when it did not get there; it is no signal.
-    if spec.rc == 255 or (spec.rc not in (None, 0) and transport):
+    # 255 is what ssh says when it did not get there; it is no signal. With words that are not ssh's, a program said them.
+    if (spec.rc == 255 and not spec.output.strip()) or any(
+        spec.rc in codes and words.search(spec.output) for words, codes in _TRANSPORTS
+    ):
         return Launcher(
             NOT_DELIVERED, spec.rc, said=transport[0].strip() if transport else "", end_mark_missing=missing
         )
@@ -111,6 +136,15 @@ def analyse(spec: LauncherSpec) -> Launcher:
 def unexpanded(output: str) -> tuple[str, ...]:
     """Return the patterns in a command's output that no path matched, so that the shell passed them on as they are."""
     return tuple(dict.fromkeys(match["name"] for match in _UNEXPANDED.finditer(output)))
+
+
+def _shells_own(spec: LauncherSpec) -> re.Match[str] | None:
+    """Return a shell's complaint about the launcher, not about a script that the launcher in its turn ran."""
+    for match in _SYNTAX.finditer(spec.output):
+        who = match["who"].rsplit("/", 1)[-1]
+        if who.lstrip("-") in _SHELLS or who not in spec.script:
+            return match
+    return None
 
 
 def _signal_of(rc: int | None) -> int:

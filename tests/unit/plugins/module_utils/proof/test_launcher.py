@@ -84,7 +84,18 @@ def test_not_self_killed(script: str, rc: int | None, output: str, mark: str) ->
         (255, "kex_exchange_identification: read: Connection reset by peer"),
         (1, "scp: /workspace/run.sh: Permission denied"),
         (255, "Host key verification failed."),
+        (1, "Host key verification failed.\r\nlost connection"),
+        (255, "root@10.0.0.5: Permission denied (publickey,password)."),
+        (255, "Connection closed by 10.0.0.5 port 40022"),
+        (255, "stopping\nclient_loop: send disconnect: Broken pipe"),
+        (255, "mux_client_request_session: read from master failed: Broken pipe"),
+        (
+            12,
+            "rsync: connection unexpectedly closed (0 bytes received so far) [sender]\nrsync error: error in rsync protocol data stream (code 12) at io.c(231)",
+        ),
+        (30, "rsync error: timeout in data send/receive (code 30) at io.c(197)"),
         (2, "Configuration file 'nodes/pve/lxc/200.conf' does not exist"),
+        (255, "container '200' not running!"),
     ],
 )
 def test_not_delivered(rc: int, output: str) -> None:
@@ -94,8 +105,40 @@ def test_not_delivered(rc: int, output: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rc", "output"),
+    [
+        # Programs on the host say such things too.
+        (1, "yes: standard output: Broken pipe"),
+        (7, "curl: (7) Failed to connect to localhost port 80 after 0 ms: Connection refused"),
+        (2, 'psql: error: connection to server at "db" (10.0.0.9), port 5432 failed: Connection refused'),
+        (255, "Traceback (most recent call last):\nConnectionResetError: [Errno 104] Connection reset by peer"),
+        (1, "Configuration file 'train.yaml' does not exist"),
+        # A transport's words with a code that is not its own: the launcher went on after it.
+        (3, "ssh: connect to host mirror port 22: Connection refused\nno data"),
+        (1, "rsync error: timeout in data send/receive (code 30) at io.c(197)"),
+        # Syntax errors that are no shell's, or not of a code that a shell gives for one.
+        (3, 'psql:load.sql:3: ERROR:  syntax error at or near "FORM"'),
+        (1, 'psql:load.sql:3: ERROR:  syntax error at or near "FORM"'),
+        (2, "awk: line 1: syntax error at or near {"),
+        (1, '  File "train.py", line 3\nSyntaxError: unexpected EOF while parsing'),
+        (1, 'bash: line 1: 1+: syntax error: operand expected (error token is "+")'),
+        (3, "bash: line 2: syntax error: unexpected end of file"),
+        # Of a script that the launcher ran.
+        (2, "/opt/start.sh: line 3: syntax error near unexpected token `fi'"),
+    ],
+)
+def test_what_a_program_on_the_host_said_is_no_launchers_failure(rc: int, output: str) -> None:
+    assert analyse(LauncherSpec("/opt/start.sh", rc, output)).code == ""
+
+
+@pytest.mark.parametrize(
     ("script", "output"),
     [
+        ("if x; then (", 'sh: 1: Syntax error: "(" unexpected'),
+        ("echo 'x", "dash: 1: Syntax error: Unterminated quoted string"),
+        ("for i in 0 1; do x", "./launch.sh: line 2: syntax error: unexpected end of file"),
+        ("fi", "-bash: syntax error near unexpected token `fi'"),
+        ("fi", "zsh:1: parse error near `fi'"),
         ("for i in 0 1; do x", "bash: -c: line 2: syntax error: unexpected end of file"),
         ("echo 'x", "bash: -c: line 1: unexpected EOF while looking for matching `''"),
         ('echo "x', ""),
