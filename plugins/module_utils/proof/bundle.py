@@ -91,6 +91,7 @@ def _payload() -> None:
         scan,
         session,
         setup_codes,
+        shell,
         spec,
         table,
         view,

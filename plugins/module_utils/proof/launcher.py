@@ -13,9 +13,11 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof import shell
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import LauncherSpec
 
 SELF_KILLED, NOT_DELIVERED, SYNTAX = "launcher_self_killed", "launcher_not_delivered", "launcher_syntax"
@@ -50,16 +52,30 @@ _SYNTAX = re.compile(
     r"|parse error near|unmatched ['\"`]).*$"
 )
 _SYNTAX_CODES = (1, 2, 127)  # of a shell that cannot read its script
-_KILL = re.compile(
-    r"(?<![\w./-])(?:(?:sudo|command|exec)\s+)?(?P<tool>(?:/usr)?(?:/bin/)?(?:pkill|killall|pgrep|grep))(?=\s)(?P<rest>[^;&|\n)`]*)"
-)
 # What ls, tail, wc and cat say of a pattern that matched no file, and tail's and more's heads.
 _UNEXPANDED = re.compile(
     r"(?:cannot (?:open|access) |==> |: )['\"\u2018]?(?P<name>[^\s:'\"\u2018\u2019]*[*?\[][^\s:'\"\u2018\u2019]*)"
     r"['\"\u2019]?(?:(?: for reading)?: No such file| <==)"
 )
 _ASSIGNED = re.compile(r"(?:^|[\s;&|])(?P<name>[A-Za-z_]\w*)=(?P<value>\"[^\"]*\"|'[^']*'|[^\s;&|\"']+)")
-_SHELLS = ("bash", "sh", "dash", "zsh")
+_SHELLS = ("bash", "sh", "dash", "zsh", "ksh", "ash")
+_SHELL_STARTERS = ("su", "runuser", "script")
+_KILLERS = ("pkill", "killall")
+_GREPS = ("grep", "egrep", "fgrep")
+_PRINTERS = ("echo", "printf", "cat", "logger", "wall", "man", "which", "type", *_GREPS)
+# Their words are a command on another machine, where nothing of this one's command lines is seen.
+_CONTAINERS = ("pct", "lxc-attach", "lxc", "incus", "docker", "podman", "nerdctl", "kubectl", "crictl", "machinectl")
+_MULTIPLEXERS = ("tmux", "screen", "watch", "parallel", "ansible")
+_WRAPPERS = (
+    "sudo", "doas", "nohup", "exec", "command", "builtin", "time", "env", "nice", "ionice", "chrt", "taskset", "numactl", "setsid", "timeout",
+    "stdbuf", "xargs", "find", "chroot", "nsenter", "unshare", "systemd-run", "flock", "busybox", "sshpass",
+)  # fmt: skip
+_COMMANDS = frozenset(
+    (*_SHELLS, *_SHELL_STARTERS, *_KILLERS, *_PRINTERS, *_CONTAINERS, *_MULTIPLEXERS, "ssh", "kill", "pgrep", "ps", "eval", "tee")
+)  # fmt: skip
+_SSH_TAKES_VALUE = re.compile(r"-[BbcDEeFIiJLlmOoPpQRSWw]")
+_DEEPEST = 8  # scripts within each other
+_MOST = 1000  # scripts within one
 
 
 @dataclass(frozen=True)
@@ -158,69 +174,194 @@ def _signal_of(rc: int | None) -> int:
 
 def _self_kills(script: str) -> Iterator[_Kill]:
     """Yield the commands of a script that kill the shell that runs it, where its text stands on that shell's command line."""
-    values = {match["name"]: match["value"].strip("\"'") for match in _ASSIGNED.finditer(script)}
-    for found in _KILL.finditer(script):
-        tool = found["tool"].rsplit("/", 1)[-1]
-        options, pattern = _arguments(found["rest"])
-        if not pattern:
-            continue
-        pattern = re.sub(r"\$\{?(\w+)\}?", lambda name: values.get(name[1], name[0]), pattern)
-        before, after = script[: found.start()], script[found.end() :]
-        if tool == "pkill" or tool == "killall":
-            number = _signal_option(options)
-        else:
-            # pgrep -f X | xargs kill, kill $(pgrep -f X), ps | grep X | … kill
-            killer = re.match(r"[^;&\n]*?\|\s*xargs\s+(?:-\S+\s+)*kill\b(?P<rest>[^;&|\n]*)", after)
-            killer = killer or re.search(r"\bkill\b(?P<rest>[^;&|\n]*)(?:\$\(|`)[^;&\n)]*$", before)
-            if not killer:
+    return _Runs(script).script(shell.Text(script, 1), (shell.Text(script, 1),))
+
+
+class _Runs:
+    """What a script runs. A chain is the command lines of the shells that wait for a command, as far as it can see them."""
+
+    def __init__(self, script: str) -> None:
+        self.values = {match["name"]: match["value"].strip("\"'") for match in _ASSIGNED.finditer(script)}
+        # What it writes into files: it may run them.
+        self.files: dict[str, shell.Text] = {}
+        # A file that runs itself twice would be read for ever.
+        self.left = _MOST
+
+    def script(
+        self, script: shell.Text, chain: tuple[shell.Text, ...], stdin: shell.Text | None = None, depth: int = 0
+    ) -> Iterator[_Kill]:
+        """Yield the kills in a script that runs with a standard input."""
+        self.left -= 1
+        if depth > _DEEPEST or self.left < 0:
+            return
+        text = self._value(script.text)
+        for _number, group in groupby(shell.read(text, script.line), lambda command: command.pipeline):
+            pipeline = [(self._proper(command.words), command) for command in group]
+            fed = stdin
+            for words, command in pipeline:
+                for inner in command.substitutions:
+                    yield from self.script(inner, chain, depth=depth + 1)
+                fed = command.stdin or fed
+                yield from self._command(words, command, chain, fed, depth)
+                fed = self._printed(words, fed)
+            for words, command in pipeline:
+                if words and _name(words[0]) == "kill":
+                    number = _signal_option(_arguments(words)[0])
+                    listed = pipeline if "xargs" in map(_name, command.words) else ()
+                    for inner in command.substitutions:
+                        listed = [(self._proper(each.words), each) for each in shell.read(inner.text, inner.line)]
+                    yield from self._kills(_lists(listed), number, chain)
+
+    def _command(
+        self,
+        words: list[shell.Text],
+        command: shell.Command,
+        chain: tuple[shell.Text, ...],
+        fed: shell.Text | None,
+        depth: int,
+    ) -> Iterator[_Kill]:
+        if not words or depth > _DEEPEST:
+            return
+        name, line = _name(words[0]), words[0].line
+        texts = [word.text for word in words]
+        own = shell.Text(" ".join(texts), line)
+        operands = [word for word in words[1:] if not word.text.startswith("-")]
+        if name in _KILLERS:
+            yield from self._kills([(words, command)], _signal_option(_arguments(words)[0]), chain)
+        elif name in (*_SHELLS, *_SHELL_STARTERS):
+            given = next((after for word, after in zip(words[1:], words[2:]) if _is_c(word)), None)
+            file = next((self.files[_name(word)] for word in operands if _name(word) in self.files), None)
+            reads = not operands or "-s" in texts or name in _SHELL_STARTERS
+            script = given or file or (fed if reads else None)
+            if script:
+                yield from self.script(script, (*chain, own), fed, depth + 1)
+        elif name == "ssh":
+            remote = _remote(words)
+            if remote:
+                # sshd gives it to a shell as one text.
+                script = shell.Text(" ".join(self._value(word.text) for word in remote), remote[0].line)
+                yield from self.script(script, (script,), fed, depth + 1)
+            elif fed:
+                yield from self.script(fed, (shell.Text("-bash", line),), depth=depth + 1)
+        elif name in _CONTAINERS:
+            yield from self._command(self._known(words[1:]), command, (), fed, depth + 1)
+        elif name == "eval":
+            yield from self.script(shell.Text(" ".join(texts[1:]), line), chain, fed, depth + 1)
+        elif name == "trap" and operands:
+            yield from self.script(operands[0], chain, depth=depth + 1)
+        elif name in _MULTIPLEXERS:
+            for word in operands:
+                if re.search(r"\s", word.text):
+                    yield from self.script(word, (*chain, word), depth=depth + 1)
+        elif name in self.files:
+            yield from self.script(self.files[name], (*chain, own), fed, depth + 1)
+        elif name.startswith("$") and self._value(words[0].text) != words[0].text:
+            yield from self.script(shell.Text(self._value(words[0].text), line), chain, fed, depth + 1)
+        file = operands[-1].text if name == "tee" and operands else command.writes
+        written = fed if name == "tee" else self._printed(words, fed)
+        if file and written:
+            self.files[file.rsplit("/", 1)[-1]] = written
+        if name not in _PRINTERS and name not in _SHELLS:
+            # srun bash -c …, tmux new bash -c …
+            for index, (word, after) in enumerate(zip(words[1:], words[2:]), 1):
+                if _name(word) in _SHELLS and _is_c(after) and name != "ssh" and name not in _CONTAINERS:
+                    yield from self._command(words[index:], command, chain, fed, depth + 1)
+
+    def _kills(
+        self, listed: list[tuple[list[shell.Text], shell.Command]], number: int, chain: tuple[shell.Text, ...]
+    ) -> Iterator[_Kill]:
+        """Yield those of these commands, which find what is killed, that find one of the chain."""
+        for words, command in listed:
+            tool = _name(words[0])
+            options, pattern = _arguments(words)
+            if not pattern:
                 continue
-            number = _signal_option(_arguments(killer["rest"])[0])
-        whole = tool == "grep" or any(re.match(r"-\w*f|--full", option) for option in options)
-        if tool == "grep" and not re.search(r"\bps\b[^;&\n]*$", before):
-            continue
-        # `grep -v grep` drops the shell too: its command line says grep.
-        if tool == "grep" and (any("v" in option for option in options) or re.search(r"\|\s*grep\s+-v", after)):
-            continue
-        if whole:
-            match = _search(pattern, script)
-        else:
+            pattern = re.sub(r"\$\{?(\w+)\}?", lambda name: self.values.get(name[1], name[0]), pattern)
             exact = tool == "killall" or any(re.match(r"-\w*x|--exact", option) for option in options)
-            match = next(
-                (m for shell in _SHELLS if (m := _search(f"^(?:{pattern})$" if exact else pattern, shell))), None
-            )
-        if match:
-            yield _Kill(
-                found[0].strip(),
-                before.count("\n") + 1,
-                pattern,
-                number,
-                match[0],
-                script.count("\n", 0, match.start()) + 1 if whole else 0,
-            )
+            if tool in _GREPS or any(re.match(r"-\w*f|--full", option) for option in options):
+                found = next(((m, text) for text in chain if (m := _search(pattern, text.text))), None)
+            elif chain:
+                pattern_of = f"^(?:{pattern})$" if exact else pattern
+                found = next(((m, None) for name in _SHELLS if (m := _search(pattern_of, name))), None)
+            else:
+                found = None
+            if found:
+                match, text = found
+                line = text.line + text.text.count("\n", 0, match.start()) if text else 0
+                yield _Kill(command.written, words[0].line, pattern, number, match[0], line)
+
+    def _proper(self, words: list[shell.Text]) -> list[shell.Text]:
+        """Return a command's words without what stands before its name."""
+        while words:
+            if re.match(r"[A-Za-z_]\w*\+?=", words[0].text):
+                words = words[1:]
+            elif _name(words[0]) in _WRAPPERS:
+                words = self._known(words[1:])
+            else:
+                break
+        return words
+
+    def _known(self, words: list[shell.Text]) -> list[shell.Text]:
+        """Return the words from the first that is a command of which it matters what it does: options' values come before it."""
+        return next((words[index:] for index, word in enumerate(words) if _name(word) in (*_COMMANDS, *self.files)), [])
+
+    def _value(self, text: str) -> str:
+        """Return the value of a text that is a variable and nothing else, any other text as it is."""
+        variable = re.fullmatch(r"\$\{?(\w+)\}?", text)
+        return self.values.get(variable[1], text) if variable else text
+
+    @staticmethod
+    def _printed(words: list[shell.Text], fed: shell.Text | None) -> shell.Text | None:
+        """Return what a command prints, where that is plain: the standard input of the next one."""
+        name = _name(words[0]) if words else ""
+        if name in ("echo", "printf"):
+            text = " ".join(word.text for word in words[1:])
+            return shell.Text(text.replace("\\n", "\n"), words[0].line)
+        return fed if name == "cat" and len(words) == 1 else None
 
 
-def _arguments(rest: str) -> tuple[list[str], str]:
-    """Return the options and the last operand of a command's words."""
-    # A script inside another quoted string has its quotes escaped.
-    text = rest.replace('\\"', '"').replace("\\'", "'")
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        words = [word.strip("\"'\\") for word in text.split()]
-    words = [word for word in words if not re.match(r"\d*[<>]", word)]
+def _name(word: shell.Text) -> str:
+    return word.text.rsplit("/", 1)[-1]
+
+
+def _is_c(word: shell.Text) -> bool:
+    return bool(re.fullmatch(r"-[A-Za-z]*c|--command", word.text))
+
+
+def _remote(words: list[shell.Text]) -> list[shell.Text]:
+    """Return the words of an ssh command line that are behind the host."""
+    rest = words[1:]
+    while rest and rest[0].text.startswith("-"):
+        rest = rest[2 if _SSH_TAKES_VALUE.fullmatch(rest[0].text) else 1 :]
+    return rest[1:]
+
+
+def _lists(
+    pipeline: Sequence[tuple[list[shell.Text], shell.Command]],
+) -> list[tuple[list[shell.Text], shell.Command]]:
+    """Return the commands of a pipeline that list processes by a pattern: pgrep, and grep behind ps."""
+    names = [_name(words[0]) if words else "" for words, _command in pipeline]
+    greps = [index for index, name in enumerate(names) if name in _GREPS and "ps" in names[:index]]
+    # `grep -v grep` drops the shell too: its command line says grep.
+    if any(re.match(r"-\w*v", word.text) for index in greps for word in pipeline[index][0][1:]):
+        greps = []
+    return [each for index, each in enumerate(pipeline) if names[index] == "pgrep" or index in greps]
+
+
+def _arguments(words: list[shell.Text]) -> tuple[list[str], str]:
+    """Return the options and the first operand of a command."""
     options: list[str] = []
-    operands: list[str] = []
     takes_value = False
-    for word in words:
+    for word in words[1:]:
         if takes_value:
-            options[-1] += f"={word}"
+            options[-1] += f"={word.text}"
             takes_value = False
-        elif word.startswith("-") and len(word) > 1 and not operands:
-            options.append(word)
-            takes_value = word in ("-s", "--signal", "-u", "--euid", "-U", "--uid", "-g", "-P", "-t", "-G")
+        elif word.text.startswith("-") and len(word.text) > 1:
+            options.append(word.text)
+            takes_value = word.text in ("-s", "--signal", "-u", "--euid", "-U", "--uid", "-g", "-P", "-t", "-G")
         else:
-            operands.append(word)
-    return options, operands[0] if operands else ""
+            return options, word.text
+    return options, ""
 
 
 def _signal_option(options: list[str]) -> int:

@@ -44,6 +44,25 @@ SSH_A = f"ssh node \"pct exec 200 -- bash -lc '{A}'\"".replace('"[t]', '\\"[t]')
         ("ps aux | grep train.py | awk '{print $2}' | xargs kill -9", 137, "", "train.py", "SIGKILL", 1),
         ("killall -9 bash; python train.py", 137, "", "bash", "SIGKILL", 1),
         ("pkill -9 bash; python train.py", 137, "", "bash", "SIGKILL", 1),
+        ("# stop it\nsudo pkill -f train.py 2>/dev/null || true\npython train.py", 143, "", "train.py", "SIGTERM", 2),
+        ("if pgrep train; then pkill -f train.py; fi; python train.py", 143, "", "train.py", "SIGTERM", 1),
+        ('echo "$(pkill -9 -f train.py)"; python train.py', 137, "", "train.py", "SIGKILL", 1),
+        ("kill -9 `ps aux | grep train.py | awk '{print $2}'`", 137, "", "train.py", "SIGKILL", 1),
+        # The text of a comment stands on the shell's command line as well.
+        ("pkill -9 -f '[t]rain.py' # not train.py of others", 137, "", "[t]rain.py", "SIGKILL", 1),
+        ('STOP="pkill -f train.py; python train.py"; ssh host "$STOP"', 143, "", "train.py", "SIGTERM", 1),
+        (
+            "ssh host 'bash -s' <<EOF\nbash -c '\n pkill -f train.py\n python train.py'\nEOF",
+            143,
+            "",
+            "train.py",
+            "SIGTERM",
+            3,
+        ),
+        ("ssh -p 22 host bash -s train.py <<'EOF'\npkill -f train.py\nEOF", 143, "", "train.py", "SIGTERM", 2),
+        # The outer shell's command line holds the whole text.
+        ("bash -s <<EOF\npkill -f train.py\nEOF", 143, "", "train.py", "SIGTERM", 2),
+        ("cat > r.sh <<EOF\npkill -f train.py\nEOF\nbash r.sh", 143, "", "train.py", "SIGTERM", 2),
     ],
 )
 def test_self_killed(script: str, rc: int | None, mark: str, pattern: str, signal: str, line: int) -> None:
@@ -51,7 +70,7 @@ def test_self_killed(script: str, rc: int | None, mark: str, pattern: str, signa
     assert (found.code, found.pattern, found.signal, found.line) == ("launcher_self_killed", pattern, signal, line), (
         found
     )
-    assert found.matched and found.command
+    assert found.matched and found.command and not found.command.startswith("then")
 
 
 @pytest.mark.parametrize(
@@ -70,6 +89,19 @@ def test_self_killed(script: str, rc: int | None, mark: str, pattern: str, signa
         ("pkill -f train.py; python train.py", 137, "", ""),
         ("systemctl restart training", 137, "", ""),
         ("", None, "", ""),
+        # It is text, and runs nowhere.
+        ("# never use pkill -9 -f train.py here\npython3 train.py --big", 137, "", ""),
+        ("python3 train.py --big # not pkill -9 -f train.py", 137, "", ""),
+        ('echo "to stop: pkill -9 -f train.py"; python3 train.py', 137, "", ""),
+        ("printf '%s\\n' 'pkill -9 -f train.py' > stop.sh; python3 train.py", 137, "", ""),
+        ("cat > stop.sh <<EOF\npkill -9 -f train.py\nEOF\npython3 train.py", 137, "", ""),
+        ("echo it\\'s fine; echo 'x' # pkill -9 -f train.py\npython3 train.py", 137, "", ""),
+        ("grep -c 'pkill -9 -f train.py' notes; man pkill; python3 train.py", 137, "", ""),
+        # It runs, and no command line above it holds its pattern.
+        ("ssh host bash -s <<'EOF'\nset -e\npkill -f train.py\nnohup python3 train.py &\nEOF", 143, "", ""),
+        ("ssh host <<'EOF'\npkill -f train.py\nnohup python3 train.py &\nEOF\necho done", 143, "", ""),
+        ("cat <<'EOF' | ssh host bash -s\npkill -f train.py\nEOF", 143, "", ""),
+        ("pct exec 200 -- pkill -f train.py; pct exec 200 -- python3 train.py", 143, "", ""),
     ],
 )
 def test_not_self_killed(script: str, rc: int | None, output: str, mark: str) -> None:
