@@ -18,6 +18,7 @@ from typing import TextIO
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
     adhoc,
     gpus,
+    launcher,
     ledger,
     prover,
     render,
@@ -40,6 +41,12 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch imp
 
 OK, FAILED, BLIND = 0, 1, 2
 FOREVER = 1e9  # s
+# What the table's remedies say of a unit, where there is none.
+WITHOUT_A_UNIT = (
+    ("stop it by systemctl stop the job, never", "stop it by its unit or its pid, never"),
+    ("correct it, or run systemctl start the job", "correct it, then run it again"),
+    ("look at the control group of the job, never", "look at the control group of its unit, or at its pid file, never"),
+)
 LINE_EVERY = 1.0  # s between live lines on a terminal
 
 
@@ -326,11 +333,25 @@ def diagnose_launcher(foreign: dict, pattern: str | None, printed: tuple) -> dic
         unexpanded=printed,
         host=socket.gethostname(),
     )
-    answer = decide(Baseline(taken_at=now), facts, validate({"launcher": foreign} if foreign else {}), now)
+    spec = validate({"launcher": foreign} if foreign else {})
+    answer = decide(Baseline(taken_at=now), facts, spec, now)
     if isinstance(answer, Verdict):
-        return Redactor().data(render.row(answer))
+        row = render.row(answer)
+        for words, instead in WITHOUT_A_UNIT:
+            row["remedy"] = row["remedy"].replace(words, instead)
+        return Redactor().data(row)
+    why, said = launcher.not_run(spec.launcher) if spec.launcher else ("", "")
+    if why:
+        row = {
+            "host": facts.host, "unit": "the launcher", "run_id": None, "stage": "launch_proof", "code": "exited_nonzero", "ok": False,
+            "seconds": 0.0, "remedy": why + (" (%s)" % said if said else ""),
+            "evidence": {"exit": {"how": "exit status %d" % spec.launcher.rc}, "said": said}, "also_observed": [],
+        }  # fmt: skip
+        return Redactor().data(row)
+    missing = ["--launcher-" + name for name in ("script", "output", "rc") if name not in foreign]
     raise session.SessionError(
-        "the launcher's evidence explains nothing: name the unit, or give --launcher-output and --launcher-rc"
+        "the launcher's evidence explains nothing: name the unit%s"
+        % (", or give " + " and ".join(missing) if missing else "")
     )
 
 

@@ -52,6 +52,17 @@ _SYNTAX = re.compile(
     r"|parse error near|unmatched ['\"`]).*$"
 )
 _SYNTAX_CODES = (1, 2, 127)  # of a shell that cannot read its script
+# POSIX' exit codes of a command that could not begin, and what shells, env and nohup then say.
+_NOT_RUN = {
+    126: (
+        "a command was found and could not be executed: look at its mode, its first line and its mount",
+        r"(?m)^.*(?:Permission denied|[Ii]s a directory|cannot execute|bad interpreter|Exec format error).*$",
+    ),
+    127: (
+        "a command was not found: look at its name, and at the PATH that a shell without a login has",
+        r"(?m)^.*(?:not found|No such file or directory|bad interpreter).*$",
+    ),
+}
 # What ls, tail, wc and cat say of a pattern that matched no file, and tail's and more's heads.
 _UNEXPANDED = re.compile(
     r"(?:cannot (?:open|access) |==> |: )['\"\u2018]?(?P<name>[^\s:'\"\u2018\u2019]*[*?\[][^\s:'\"\u2018\u2019]*)"
@@ -147,6 +158,13 @@ def analyse(spec: LauncherSpec) -> Launcher:
             NOT_DELIVERED, spec.rc, said=transport[0].strip() if transport else "", end_mark_missing=missing
         )
     return Launcher(rc=spec.rc, signal=name, end_mark_missing=missing)
+
+
+def not_run(spec: LauncherSpec) -> tuple[str, str]:
+    """Return why the launcher's last command could not even begin, and the line of its output that says so; "" where it is none of that."""
+    why, said = _NOT_RUN.get(spec.rc, ("", ""))
+    lines = re.findall(said, spec.output) if why else []
+    return why, lines[-1].strip() if lines else ""
 
 
 def unexpanded(output: str) -> tuple[str, ...]:

@@ -39,6 +39,9 @@ def alone(tmp_path, monkeypatch):
         (["diagnose"], "what is to be diagnosed? Name a unit"),
         (["diagnose", "--pattern", "("], "--pattern is '(': write a regular expression (missing )"),
         (["diagnose", "--launcher-script", "absent"], "absent: No such file or directory"),
+        (["diagnose", "--launcher-script", "/dev/null"], "explains nothing: name the unit, or give --launcher-output and --launcher-rc\n"),
+        (["diagnose", "--launcher-script", "/dev/null", "--launcher-output", "/dev/null", "--launcher-rc", "3"],
+         "explains nothing: name the unit\n"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_said_in_one_line_and_is_no_verdict(alone, monkeypatch, capsys, words, text):
@@ -69,6 +72,37 @@ def test_a_launcher_can_be_pasted(alone, monkeypatch, capsys):
         2,
         "pkill -f monitor.py",
     )
+
+
+@pytest.mark.parametrize(
+    ("script", "rc", "output", "unit", "code", "remedy"),
+    [
+        ("pkill -f t.py; ./t.py", 143, "", "the job", "launcher_self_killed", "stop it by its unit or its pid, never by pattern"),
+        ("fi", 2, "bash: -c: line 1: syntax error near unexpected token `fi'", "the job", "launcher_syntax",
+         "(bash: -c: line 1: syntax error near unexpected token `fi'): correct it, then run it again"),
+        ("x", 255, "ssh: connect to host h port 22: No route to host", "the job", "launcher_not_delivered", "then start the job"),
+        ("nohupp ./t", 127, "go\nbash: line 1: nohupp: command not found\n", "the launcher", "exited_nonzero",
+         "PATH that a shell without a login has (bash: line 1: nohupp: command not found)"),
+        ("./t", 126, "sh: 1: ./t: Permission denied\r\n", "the launcher", "exited_nonzero", "(sh: 1: ./t: Permission denied)"),
+        ("./t", 126, "", "the launcher", "exited_nonzero", "its first line and its mount"),
+    ],
+)  # fmt: skip
+def test_a_remedy_without_a_unit(alone, capsys, script, rc, output, unit, code, remedy):
+    (alone / "s").write_text(script)
+    (alone / "o").write_text(output)
+    given = ["--launcher-script", str(alone / "s"), "--launcher-output", str(alone / "o"), "--launcher-rc", str(rc)]
+    assert cli.main(["diagnose", "--json", *given]) == cli.FAILED
+    row = json.loads(capsys.readouterr().out)
+    assert (row["unit"], row["code"]) == (unit, code)
+    assert row["remedy"].endswith(remedy) and "systemctl" not in row["remedy"], row["remedy"]
+
+
+def test_a_pattern_that_finds_who_looks_is_told_so_without_a_unit(alone, monkeypatch, capsys):
+    monkeypatch.setattr(cli.process, "matches", lambda pattern, pid: ((), ("pid 7, bash -c pgrep -f t.py",)))
+    assert cli.main(["diagnose", "--json", "--pattern", "t.py"]) == cli.FAILED
+    row = json.loads(capsys.readouterr().out)
+    assert row["code"] == "wrong_process"
+    assert row["remedy"].endswith("look at the control group of its unit, or at its pid file, never at command lines")
 
 
 def test_an_ordinary_users_sessions_are_his_own(monkeypatch):
