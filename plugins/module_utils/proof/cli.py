@@ -47,6 +47,10 @@ WITHOUT_A_UNIT = (
     ("correct it, or run systemctl start the job", "correct it, then run it again"),
     ("look at the control group of the job, never", "look at the control group of its unit, or at its pid file, never"),
 )
+# What systemd writes of each start and each failure.
+SAYS_NOTHING = re.compile(
+    r"^(?:Starting|Started|Stopping|Stopped|Failed to start) |: (?:Failed with result|Scheduled restart job|Control process exited)|^\s*$"
+)
 LINE_EVERY = 1.0  # s between live lines on a terminal
 
 
@@ -302,6 +306,7 @@ def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
             job["wrong_processes"] = process.wrong_matches(options.pattern, group, os.getpid())
         job["unexpanded"] = printed
         document = drive(request, paths, quiet=True)
+        document["jobs"] = [quote_refusal(row, job) for row in document["jobs"]]
     else:
         row = diagnose_process(found[0]) if found else diagnose_launcher(foreign, options.pattern, printed)
         document = {"jobs": [row]}
@@ -310,6 +315,39 @@ def diagnose(options: argparse.Namespace, paths: ledger.Paths) -> int:
         options.json = False
         return verdict_status(document["jobs"])
     return report(document, options)
+
+
+def quote_refusal(row: dict, job: dict) -> dict:
+    """The row of a start that systemd refused, with what the manager knows of it beside the state; any other as it is.
+
+    A proof has no time to ask the journal; who asks for a diagnosis has.
+    """
+    if row["code"] != "start_refused" or not manager.systemd_runs():
+        return row
+    unit = row["unit"]
+    state, properties = manager.show([unit])[unit]
+    journal = [
+        line
+        for run_id in dict.fromkeys((row["run_id"] or "", ""))
+        for line in known(systemd.journal(unit, run_id), None) or ()
+    ]
+    commands = [" ".join(entry[1]) for entry in properties.get("ExecStartPre", ())]
+    return prover.redactor_of(job).data(refusal(row, known(state, UnitState()).failed_command, commands, journal))
+
+
+def refusal(row: dict, failed: str, commands: list, journal: list) -> dict:
+    """I(row) with the command that failed, as far as it is known, and with those lines of I(journal) that say more than it. Pure."""
+    remedy, evidence = row["remedy"], dict(row["evidence"])
+    if "an ExecStartPre= command" in remedy and commands:  # systemd forgets which one failed when it is reloaded
+        remedy = remedy.replace("an ExecStartPre= command", "ExecStartPre=" + " or ".join(commands))
+    elif failed and "failed_command" not in evidence:
+        evidence["failed_command"] = failed
+        remedy = "run it by hand: ExecStartPre=%s failed; %s" % (failed, remedy)
+    lines = [line for line in dict.fromkeys(journal) if not SAYS_NOTHING.search(line)][-5:]
+    if lines:
+        evidence["journal"] = lines
+        remedy += "; the journal says: " + " | ".join(lines)
+    return dict(row, remedy=remedy, evidence=evidence)
 
 
 def diagnose_process(pid: int) -> dict:

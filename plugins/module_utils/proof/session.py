@@ -39,6 +39,7 @@ STOP_SLACK = 1200.0  # s that systemd gives the prover beyond the proof's own ha
 PROBE_TIMEOUT = 1.0  # s: whoever only tries whether a lock is held holds it for an instant
 STATUS_EVERY = 0.5  # s between writes of status.json
 KEEP_SESSIONS = 50  # finished sessions that stay readable
+NEVER_A_JOB = re.compile(r"\.(?:timer|socket|path|mount|automount|swap|device)$")
 ACTIVE = ("active", "reloading", "activating", "deactivating")
 
 
@@ -51,12 +52,40 @@ class SessionError(Exception):
 
 def unit_name(name: str) -> str:
     """A unit's full name: systemctl takes "training" for "training.service", file names do not."""
-    return name if re.search(r"\.(service|target|scope|slice)$", name) else name + ".service"
+    return (
+        name if re.search(r"\.(service|target|scope|slice)$", name) or NEVER_A_JOB.search(name) else name + ".service"
+    )
+
+
+def triggered(unit: str) -> str:
+    """The units that a timer, a socket or a path starts, "" where nobody knows."""
+    try:
+        answer = subprocess.run(
+            ("systemctl", "show", "--property=Triggers", "--value", "--", unit),
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=5, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip() if answer.returncode == 0 else ""
+
+
+def job_unit(name: str, paths: ledger.Paths) -> str:
+    """The unit of a job that is called I(name). Raises SessionError where it is a unit that runs nothing itself."""
+    unit = unit_name(name)
+    if not NEVER_A_JOB.search(unit):
+        return unit
+    if os.path.exists(paths.job(unit + ".service")):  # a job may be called so
+        return unit + ".service"
+    starts = triggered(unit)
+    raise SessionError(
+        "%s is no service, and only services are proved%s"
+        % (unit, ": name %s, which it starts" % starts if starts else "")
+    )
 
 
 def complete_job(job: dict, paths: ledger.Paths, launcher: dict | None = None, timeout: float | None = None) -> dict:
     """Fill a unit's request from its delivered job file, and validate its proof. Raises SpecError."""
-    unit = unit_name(job["unit"])
+    unit = job_unit(job["unit"], paths)
     delivered = ledger.read_json(paths.job(unit)) or {}
     proof = job.get("proof")
     if proof is None:

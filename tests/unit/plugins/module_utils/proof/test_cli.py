@@ -105,6 +105,32 @@ def test_a_pattern_that_finds_who_looks_is_told_so_without_a_unit(alone, monkeyp
     assert row["remedy"].endswith("look at the control group of its unit, or at its pid file, never at command lines")
 
 
+LIMIT = "earlier runs of a.service used up its start limit: run systemctl reset-failed a.service"
+FAILED_PRE = "run it by hand: %s failed, so the main process of a.service was never started"
+
+
+@pytest.mark.parametrize(
+    ("remedy", "evidence", "failed", "journal", "wanted"),
+    [
+        (FAILED_PRE % "ExecStartPre=/bin/t (exit status 1)", {"failed_command": "/bin/t (exit status 1)"}, "/bin/t (exit status 1)", [],
+         FAILED_PRE % "ExecStartPre=/bin/t (exit status 1)"),
+        (FAILED_PRE % "an ExecStartPre= command", {"failed_command": ""}, "", [], FAILED_PRE % "ExecStartPre=/bin/t or /bin/u -x"),
+        (LIMIT, {}, "/bin/t (exit status 1)", [], "run it by hand: ExecStartPre=/bin/t (exit status 1) failed; " + LIMIT),
+        (LIMIT, {}, "", ["Starting a...", "bad line 7", "a.service: Control process exited, code=exited", "a.service: Failed with result 'exit-code'.",
+                         "bad line 7", "a.service: Start request repeated too quickly.", "Failed to start a."],
+         LIMIT + "; the journal says: bad line 7 | a.service: Start request repeated too quickly."),
+    ],
+)  # fmt: skip
+def test_a_refused_start_is_told_by_command_and_journal(remedy, evidence, failed, journal, wanted):
+    row = {"code": "start_refused", "remedy": remedy, "evidence": {"journal": [], **evidence}}
+    found = cli.refusal(row, failed, ["/bin/t", "/bin/u -x"], journal)
+    assert found["remedy"] == wanted
+    assert found["evidence"].get("failed_command", "") == failed
+    assert all(line in wanted for line in found["evidence"]["journal"]) and bool(found["evidence"]["journal"]) == bool(
+        journal
+    )
+
+
 def test_an_ordinary_users_sessions_are_his_own(monkeypatch):
     monkeypatch.setattr(cli.os, "geteuid", lambda: 1000)
     monkeypatch.setenv("HOME", "/home/ada")

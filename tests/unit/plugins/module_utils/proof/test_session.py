@@ -165,6 +165,27 @@ def test_bad_requests_are_named(paths, parameters, error, text):
         session.make_request(parameters, paths)
 
 
+@pytest.mark.parametrize(
+    ("unit", "starts", "said"),
+    [
+        ("clean.timer", "clean-up.service", "clean.timer is no service, and only services are proved: name clean-up.service, which it starts"),
+        ("dbus.socket", "", "dbus.socket is no service, and only services are proved"),
+        ("home.mount", "", "home.mount is no service, and only services are proved"),
+    ],
+)  # fmt: skip
+def test_what_starts_a_service_is_none(paths, monkeypatch, unit, starts, said):
+    monkeypatch.setattr(session, "triggered", lambda unit: starts)
+    with pytest.raises(session.SessionError) as raised:
+        session.make_request({"state": "observed", "jobs": [{"unit": unit}]}, paths)
+    assert str(raised.value) == said
+
+
+def test_a_job_may_be_called_like_a_timer(paths):
+    deliver(paths, unit="clean.timer.service")
+    request = session.make_request({"state": "observed", "jobs": [{"unit": "clean.timer"}]}, paths)
+    assert request["units"][0]["unit"] == "clean.timer.service"
+
+
 @pytest.mark.parametrize("session_id", ["", "../x", "a/b", "x" * 65])
 def test_what_is_no_session_id_is_refused(paths, session_id):
     with pytest.raises(session.SessionError, match="no session id"):
