@@ -419,14 +419,16 @@ def _entries(result, current, prefix, identity, declared, option, build, problem
     if declared is None:
         return
     live = {key: config.parse(key, value) for key, value in current.items() if config.kind(key) == prefix}
-    by_identity = {props.get(identity): key for key, props in live.items()}
+    by_identity: dict[str | None, str] = {}
+    # Proxmox accepts two entries that name the same thing. The lowest number is the declared one, the others go.
+    for key in sorted(live, key=lambda key: int(key.removeprefix(prefix))):
+        by_identity.setdefault(live[key].get(identity), key)
     free = (f"{prefix}{number}" for number in range(256) if f"{prefix}{number}" not in live)
     for entry in declared:
         key = by_identity.pop(entry[option], None) or next(free)
         props = build(key, entry, live.get(key), problems)
         result[key] = config.render(key, props)
-    for key in by_identity.values():
-        result[key] = None
+    result |= {key: None for key in live if key not in result}
 
 
 def _network(key, entry, live, problems):

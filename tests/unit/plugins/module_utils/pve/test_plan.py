@@ -62,6 +62,20 @@ def test_changes(options, live, expected):
 
 
 @pytest.mark.parametrize(
+    ("devices", "expected"),
+    [
+        ([], {"dev0": None, "dev1": None, "dev10": None}),
+        ([{"path": "/dev/a"}], {"dev1": None, "dev10": None}),
+        ([{"path": "/dev/a", "mode": "0666"}, {"path": "/dev/b"}],
+         {"dev0": "/dev/a,mode=0666", "dev1": None, "dev10": None, "dev2": "/dev/b"}),
+    ],
+)  # fmt: skip
+def test_of_live_entries_that_name_the_same_thing_the_first_is_kept(devices, expected):
+    """Proxmox accepts the same device twice, and tells the keys in no order."""
+    assert delta(there(dev10="/dev/a,mode=0600", dev1="/dev/a", dev0="/dev/a"), devices=devices) == expected
+
+
+@pytest.mark.parametrize(
     ("options", "variable", "words"),
     [
         ({"disk_gib": 4}, "container.disk_gib", "cannot shrink"),
