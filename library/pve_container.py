@@ -16,6 +16,8 @@ description:
     volume names and the numbers of interfaces, devices and mount points are kept.
   - A change of a running container that Proxmox leaves pending is applied by one restart, or reported as a failure,
     see O(restart). Disks grow and never shrink.
+  - A volume that is no longer among O(container.mounts) is detached with a warning, and stays as an unused disk of the
+    container. A change that would make a new one at the same time is refused, as a renamed target looks like that.
   - A container without the tag V(launchproof) is never touched, unless O(unmarked_ok) lets it be removed.
   - The rights of the API identity are asked before the first change. What is missing is named with its path and the
     role that grants it.
@@ -302,6 +304,11 @@ class Run:
         unprivileged = preflight.is_unprivileged(self.container, before)
         guarded = plan.root_only(delta, before, unprivileged)
         self.fail(problems + preflight.root_problems(guarded, self.params))
+        for props in plan.detached(want, before).values():
+            self.module.warn(
+                f"Volume {props['volume']!r} of container {self.container['vmid']}, mounted at {props['mp']!r}, is no longer "
+                "declared: it is detached, and stays as an unused disk (unusedN) until somebody removes it or the container."
+            )
         steps = plan.steps(self.container, before, delta, guarded, pve_api.identity(self.params) == "root@pam")
         power, _waiting = plan.power(self.state, plan.predict(before, delta), set(want), self.params["restart"])
         wanted = preflight.rights_for(self.life.api, self.container, before, delta, guarded, power=bool(power))

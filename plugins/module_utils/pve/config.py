@@ -111,6 +111,8 @@ def canonical(key: str, text: str) -> dict[str, str]:
             props[name] = str(size_bytes(value))
         elif name == "hwaddr":
             props[name] = value.upper()
+        elif name == "mp":
+            props[name] = mount_path(value)
         elif name in _NUMBERS.get(what, ()):
             props[name] = _number(value)
         elif name in _SETS.get(what, ()):
@@ -141,6 +143,11 @@ def size_bytes(text: str) -> int:
 def tags(text: str) -> list[str]:
     """The tags of a ``tags`` value as Proxmox stores them: lower case, sorted, each once."""
     return sorted({tag.lower() for tag in re.split(r"[;, \s]+", str(text or "")) if tag})
+
+
+def mount_path(text: str) -> str:
+    """A mount's path inside as Proxmox mounts it, ``/data`` for ``/data/`` (PVE::LXC, sanitize_mountpoint)."""
+    return re.sub("/+", "/", f"/{text}").rstrip("/") or "/"
 
 
 def mount_type(volume: str) -> str:

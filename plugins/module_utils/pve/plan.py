@@ -200,7 +200,7 @@ def _validate_devices(devices: list[dict]) -> list[Problem]:
 
 
 def _validate_mounts(mounts: list[dict]) -> list[Problem]:
-    problems = _duplicates("mounts", "target", mounts)
+    problems = _duplicates("mounts", "target", _by_path(mounts))
     for mount in mounts:
         where = f"container.mounts[{mount['target']}]"
         if not mount["target"].startswith("/") or "," in mount["target"]:
@@ -300,7 +300,9 @@ def wanted(
     _rootfs(container, current, result, problems)
     _entries(result, current, "net", "name", container.get("networks"), "name", _network)
     _entries(result, current, "dev", "path", container.get("devices"), "path", _device)
-    _entries(result, current, "mp", "mp", container.get("mounts"), "target", _mount, problems)
+    mounts = container.get("mounts")
+    _entries(result, current, "mp", "mp", mounts if mounts is None else _by_path(mounts), "target", _mount, problems)
+    problems += _swaps(container["vmid"], result, before)
     unprivileged = container.get("unprivileged")
     if before is None:
         result["unprivileged"] = config.wire(True if unprivileged is None else unprivileged)
@@ -422,7 +424,7 @@ def _entries(result, current, prefix, identity, declared, option, build, problem
     by_identity: dict[str | None, str] = {}
     # Proxmox accepts two entries that name the same thing. The lowest number is the declared one, the others go.
     for key in sorted(live, key=lambda key: int(key.removeprefix(prefix))):
-        by_identity.setdefault(live[key].get(identity), key)
+        by_identity.setdefault(config.canonical(key, current[key]).get(identity), key)
     free = (f"{prefix}{number}" for number in range(256) if f"{prefix}{number}" not in live)
     for entry in declared:
         key = by_identity.pop(entry[option], None) or next(free)
@@ -479,6 +481,56 @@ def _mount(key, entry, live, problems):
         )
     kept = {"volume": live["volume"], **options, "size": live.get("size")}
     return config.parse(key, _grown(key, kept, entry["size_gib"], f"{where}.size_gib", problems))
+
+
+def _by_path(mounts: list[dict]) -> list[dict]:
+    """Mounts with their targets as Proxmox mounts them, so that one path is one mount."""
+    return [{**mount, "target": config.mount_path(mount["target"])} for mount in mounts]
+
+
+def detached(want: dict[str, str | None], before: Container | None) -> dict[str, dict[str, str]]:
+    """The mounts, as properties by key, whose volume the wanted keys take away from the container.
+
+    Proxmox keeps such a volume, with what is on it, as an unused disk of the container.
+    """
+    current = before.config if before else {}
+    mounts = {key: config.parse(key, value) for key, value in current.items() if config.kind(key) == "mp"}
+    kept = {
+        config.parse(key, value)["volume"]
+        for key, value in {**current, **want}.items()
+        if config.kind(key) == "mp" and value
+    }
+    return {
+        key: props
+        for key, props in mounts.items()
+        if config.mount_type(props["volume"]) == "volume" and props["volume"] not in kept
+    }
+
+
+def _swaps(vmid: int, want: dict[str, str | None], before: Container | None) -> list[Problem]:
+    """A new volume beside one that is taken away: what a renamed target looks like, and its data would be out of sight.
+
+    Taking a volume away alone is what a shorter list says, and is done.
+    """
+    gone = detached(want, before)
+    new = [config.parse(key, value) for key, value in want.items() if config.kind(key) == "mp" and value]
+    return [
+        Problem(
+            f"container.mounts[{props['mp']}].target",
+            props["mp"],
+            "a new, empty volume would be mounted there, while "
+            + " and ".join(f"{old['volume']!r} at {old['mp']!r}" for old in gone.values())
+            + " is no longer declared and would be detached",
+            "To mount the data there, as root on its node: "
+            + " or ".join(
+                f"`pct set {vmid} --{key} {config.render(key, {**old, 'mp': props['mp']})}`"
+                for key, old in gone.items()
+            )
+            + ". To leave it behind as an unused disk, take its mount out of the declaration in a run of its own before.",
+        )
+        for props in new
+        if gone and re.fullmatch(r"[^:/]+:\d+", props["volume"])
+    ]
 
 
 def changes(want: dict[str, str | None], before: Container | None) -> dict[str, str | None]:

@@ -173,6 +173,52 @@ def test_root_only_keys_by_the_ticket_of_root(run, node):
     assert "dev0" not in node.ct(901).config
 
 
+DATA = {"target": "/data", "storage": "local-lvm", "size_gib": 1}
+
+
+def test_a_volume_that_is_no_longer_declared_is_detached_with_a_warning(run, node, monkeypatch):
+    warned = []
+    # Within one process, Ansible shows warnings on the screen instead of returning them.
+    monkeypatch.setattr(pve_container.options.Module, "warn", lambda _self, text: warned.append(text))
+    ensure(run, {"mounts": [DATA]}, state="present")
+    assert ensure(run, {"mounts": [{**DATA, "target": "/data/"}]}, state="present")["changed"] is False
+    assert warned == []
+    for predict in (True, False):
+        ensure(run, {"mounts": []}, state="present", check=predict)
+        (warning,) = warned
+        assert "'local-lvm:vm-901-disk-1' of container 901, mounted at '/data'," in warning
+        warned.clear()
+    assert node.ct(901).config["unused0"] == "local-lvm:vm-901-disk-1"
+    assert ensure(run, {"mounts": []}, state="present")["changed"] is False
+    assert warned == []
+
+
+def test_a_renamed_target_does_not_swap_a_volume_for_an_empty_one(run, node):
+    ensure(run, {"mounts": [DATA]}, state="present")
+    before = dict(node.ct(901).config)
+    moved = {"mounts": [{**DATA, "target": "/srv/data"}]}
+    node.requests.clear()
+    for result in (
+        ensure(run, moved, state="present"),
+        ensure(run, moved, state="present", check=True),
+        check(run, moved),
+    ):
+        (problem,) = result["problems"]
+        assert problem["variable"] == "container.mounts[/srv/data].target"
+        assert "local-lvm:vm-901-disk-1" in problem["problem"]
+    assert changes_sent(node) == []
+    # The way that the message names.
+    words = problem["fix"].partition("pct set 901 --mp0 ")[2].partition("`")[0]
+    node.ct(901).config["mp0"] = words
+    assert ensure(run, moved, state="present")["changed"] is False
+    # And the other: away in a run of its own.
+    node.ct(901).config.update(before)
+    ensure(run, {"mounts": []}, state="present")
+    ensure(run, moved, state="present")
+    assert node.ct(901).config["unused0"] == "local-lvm:vm-901-disk-1"
+    assert "vm-901-disk-2" in node.ct(901).config["mp0"]
+
+
 @pytest.mark.parametrize("state", ["present", "started", "stopped", "absent"])
 def test_a_container_that_is_not_ours_is_left_alone(run, node, state):
     node.add_ct(901, "precious", status="running", config={"tags": "prod"})

@@ -54,6 +54,7 @@ def test_a_malformed_string_names_its_key(text):
         ("net0", "name=eth0,bridge=b,firewall=1", "name=eth0,bridge=b,firewall=on"),
         ("rootfs", "local:8,size=8G", "local:8,size=8192M"),
         ("mp0", "local:8,mp=/d,replicate=1", "local:8,mp=/d,ro=0"),
+        ("mp0", "local:8,mp=/d", "local:8,mp=//d/"),
         ("dev0", "/dev/null", "path=/dev/null,mode=0660"),
         ("features", "nesting=1,keyctl=0", "nesting=1"),
         ("features", "mount=nfs;cifs", "mount=cifs;nfs"),

@@ -54,6 +54,9 @@ def delta(before, **options):
          {"mp0": "/srv/d,mp=/d,ro=1"}),
         ({"mounts": [{"target": "/d", "storage": "fast", "size_gib": 4}]}, {}, {"mp0": "fast:4,mp=/d"}),
         ({"mounts": [{"target": "/d", "storage": "fast", "size_gib": 4}]}, {"mp3": "fast:vm-901-disk-1,mp=/d,size=4G"}, {}),
+        # A slash at the end of a path says nothing, on either side.
+        ({"mounts": [{"target": "/d/", "storage": "fast", "size_gib": 4}]}, {"mp3": "fast:vm-901-disk-1,mp=/d,size=4G"}, {}),
+        ({"mounts": [{"target": "/d", "storage": "fast", "size_gib": 4}]}, {"mp3": "fast:vm-901-disk-1,mp=//d/,size=4G"}, {}),
         ({"disk_gib": 9}, {}, {"rootfs": "fast:vm-901-disk-0,size=9G"}),
     ],
 )  # fmt: skip
@@ -91,6 +94,38 @@ def test_what_cannot_be_changed_is_a_problem(options, variable, words):
     assert words in problems[0].sentence()
 
 
+VOLUME = {"target": "/d", "storage": "fast", "size_gib": 4}
+BIND = {"target": "/b", "source": "/srv/b"}
+
+
+@pytest.mark.parametrize(
+    ("mounts", "gone", "refused"),
+    [
+        (None, [], []),
+        ([VOLUME, BIND], [], []),
+        # What is on a bind mount's source is the node's and stays there.
+        ([VOLUME], [], []),
+        ([VOLUME, {**VOLUME, "target": "/e"}], [], []),
+        ([BIND], ["mp0"], []),
+        ([], ["mp0"], []),
+        ([{"target": "/d", "source": "/srv/d"}], ["mp0"], []),
+        ([{**VOLUME, "target": "/srv/d"}, BIND], ["mp0"], ["container.mounts[/srv/d].target"]),
+        ([{**VOLUME, "target": "/srv/d", "size_gib": 8}], ["mp0"], ["container.mounts[/srv/d].target"]),
+    ],
+)
+def test_a_volume_is_detached_with_a_word_and_never_replaced_by_an_empty_one(mounts, gone, refused):
+    before = there(mp0="fast:vm-901-disk-1,mp=/d,size=4G,backup=1", mp1="/srv/b,mp=/b")
+    want, problems = plan.wanted(declared(mounts=mounts), before)
+    assert [(key, props["volume"]) for key, props in plan.detached(want, before).items()] == [
+        (key, "fast:vm-901-disk-1") for key in gone
+    ]
+    assert [problem.variable for problem in problems] == refused
+    if refused:
+        said = problems[0].sentence()
+        assert "'fast:vm-901-disk-1'" in said
+        assert "pct set 901 --mp0 fast:vm-901-disk-1,mp=/srv/d,size=4G,backup=1" in said
+
+
 @pytest.mark.parametrize(
     ("options", "variable"),
     [
@@ -106,6 +141,7 @@ def test_what_cannot_be_changed_is_a_problem(options, variable, words):
         ({"devices": [{"path": "nvidia0"}]}, "container.devices[nvidia0].path"),
         ({"devices": [{"path": "/dev/a", "mode": "438"}]}, "container.devices[/dev/a].mode"),
         ({"mounts": [{"target": "/d"}]}, "container.mounts[/d]"),
+        ({"mounts": [{"target": "/d", "source": "/a"}, {"target": "/d/", "source": "/b"}]}, "container.mounts"),
         ({"mounts": [{"target": "d", "source": "/d"}]}, "container.mounts[d].target"),
         ({"mounts": [{"target": "/d", "source": "/a=b"}]}, "container.mounts[/d].source"),
         ({"mounts": [{"target": "/d", "storage": "fast"}]}, "container.mounts[/d].size_gib"),
