@@ -49,6 +49,7 @@ _HOTPLUG = {
 # What a container of ours was created with is written into its notes, where Proxmox shows no HTML comments: the API
 # does not tell, and a change of it would be silently without effect.
 _LOGIN = re.compile(r"\n?<!-- launchproof: created with (.*) -->")
+_KEY_TYPE = re.compile(r"(?<!\S)(sk-)?(ssh|ecdsa)-\S+")
 
 _GIB = 1024**3
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -326,14 +327,24 @@ def login_mark(container: dict, secret: str | None) -> str:
     """
     parts = []
     if container.get("ssh_public_keys"):
-        # Type and key: a comment behind them changes nothing.
-        public = sorted(" ".join(key.split()[:2]) for key in container["ssh_public_keys"])
+        public = sorted(filter(None, map(_public_key, "\n".join(container["ssh_public_keys"]).splitlines())))
         parts.append("ssh-keys=" + hashlib.sha256("\n".join(public).encode()).hexdigest()[:16])
     if container.get("password") and secret:
         about = hashlib.sha256(secret.encode()).hexdigest()[:8]
         digest = hmac.new(secret.encode(), container["password"].encode(), "sha256").hexdigest()[:16]
         parts.append(f"password={about}:{digest}")
     return " ".join(parts)
+
+
+def _public_key(line: str) -> str:
+    """Options, type and key of a line of an authorized_keys file: a comment behind them changes nothing."""
+    if line.lstrip().startswith("#"):
+        return ""
+    # What an option has in quotes may look like a key.
+    unquoted = re.sub(r'"(\\.|[^"\\])*"', lambda quoted: "-" * len(quoted[0]), line)
+    found = _KEY_TYPE.search(unquoted)
+    start = found.start() if found else 0
+    return " ".join([*line[:start].split(), *line[start:].split()[:2]])
 
 
 def _login(

@@ -188,6 +188,7 @@ def test_a_new_container_is_marked_and_unprivileged():
 
 
 KEY = "ssh-ed25519 AAAAC3Nz me@home"
+FROM, RUNS = 'from="192.0.2.0/24" ', 'restrict,command="echo \\"hi\\" ssh-ed25519 AAAA" '
 SECRET = "00000000-1111-2222-3333-444444444444"
 
 
@@ -203,6 +204,15 @@ def created(**login):
         ({"ssh_public_keys": [KEY]}, {"ssh_public_keys": [KEY]}, SECRET, None),
         ({"ssh_public_keys": [KEY]}, {"ssh_public_keys": ["ssh-ed25519 AAAAC3Nz other comment"]}, SECRET, None),
         ({"ssh_public_keys": [KEY]}, {"ssh_public_keys": [KEY, "ssh-rsa BBBB"]}, SECRET, "container.ssh_public_keys"),
+        # Options stand before the type; words in their quotes are none.
+        ({"ssh_public_keys": [FROM + KEY]}, {"ssh_public_keys": [FROM + "ssh-ed25519 AAAAC3Nz"]}, SECRET, None),
+        ({"ssh_public_keys": [FROM + KEY]}, {"ssh_public_keys": [FROM + "ssh-ed25519 BBBB"]}, SECRET, "container.ssh_public_keys"),
+        ({"ssh_public_keys": [RUNS + KEY]}, {"ssh_public_keys": [RUNS + "ssh-ed25519 BBBB"]}, SECRET, "container.ssh_public_keys"),
+        ({"ssh_public_keys": [FROM + KEY]}, {"ssh_public_keys": [KEY]}, SECRET, "container.ssh_public_keys"),
+        # A file of several keys is one element or many.
+        ({"ssh_public_keys": [f"# us\n{KEY}\n\nssh-rsa BBBB\n"]}, {"ssh_public_keys": ["ssh-rsa BBBB x", KEY]}, SECRET, None),
+        ({"ssh_public_keys": [f"{KEY}\nssh-rsa BBBB"]}, {"ssh_public_keys": [f"{KEY}\nssh-rsa CCCC"]}, SECRET,
+         "container.ssh_public_keys"),
         ({"ssh_public_keys": [KEY]}, {}, SECRET, None),
         ({}, {"ssh_public_keys": [KEY]}, SECRET, None),
         ({"password": "pw-1"}, {"password": "pw-1"}, SECRET, None),
@@ -211,13 +221,18 @@ def created(**login):
         ({"password": "pw-1"}, {"password": "pw-2"}, "other", None),
         ({"password": "pw-1"}, {"password": "pw-2"}, None, None),
     ],
-)
+)  # fmt: skip
 def test_another_login_than_at_creation_is_refused(then, now, secret, refused):
     before = created(**then)
     want, problems = plan.wanted(declared(description="a note", **now), before, secret)
     assert [problem.variable for problem in problems] == ([refused] if refused else [])
     assert plan.changes(want, before) == {}
     assert not any(word in str(problems) + before.config["description"] for word in ("pw-1", "pw-2"))
+
+
+def test_the_mark_of_plain_keys_stays_what_containers_carry_already():
+    keys = declared(ssh_public_keys=["ssh-rsa BBBB you", KEY])
+    assert plan.login_mark(keys, None) == "ssh-keys=8cc4f9fbd6087df1"
 
 
 def test_notes_change_beside_the_login_that_is_written_in_them():
