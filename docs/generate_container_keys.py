@@ -48,7 +48,10 @@ def rows(table: dict[str, Key]) -> list[str]:
 
 def render() -> str:
     """Return the whole document."""
-    creation = "## Parameters of creation\n\n| parameter | | | option, or reason |\n|---|---|---|---|\n"
+    creation = (
+        "## Parameters of creation\n\nThey matter when a container is created, and change nothing in one that is there.\n\n"
+        "| parameter | | | option, or reason |\n|---|---|---|---|\n"
+    )
     return HEAD + "\n".join(rows(KEYS)) + "\n\n" + creation + "\n".join(rows(CREATION)) + "\n"
 
 

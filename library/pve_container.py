@@ -72,7 +72,7 @@ options:
     default: 60
 notes:
   - O(container.template), O(container.pool), O(container.ssh_public_keys) and O(container.password) matter at creation
-    alone, and Proxmox does not tell what they were. Of keys and password, digests go into an HTML comment of the
+    alone, and the configuration does not tell what they were. Of keys and password, digests go into an HTML comment of the
     container's notes, and a later run with others is refused. The password's digest is keyed with the API token's
     secret; without a token there is none, and after a new secret it cannot be compared.
   - The tasks of a run that was interrupted are taken up by the next one, whatever they do.

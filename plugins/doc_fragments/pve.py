@@ -211,7 +211,10 @@ options:
         description: Whether its starts are logged in detail.
         type: bool
       pool:
-        description: Pool it is put into at creation. Rights on the pool do for what is in it.
+        description:
+          - Pool it is put into at creation. Rights on the pool do for what is in it.
+          - Used at creation alone. A container that is there is not moved, and nobody looks whether it is in that pool;
+            to move it, C(pvesh set /pools/POOL --vms VMID --allow-move 1) on the node.
         type: str
       tags:
         description: Tags; V(launchproof), the mark of a container this collection may change, is always added.

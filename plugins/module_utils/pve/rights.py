@@ -117,8 +117,9 @@ def needed(
 ) -> list[Right]:
     """The rights for setting ``changes`` (None removes) on container ``vmid`` through the API.
 
-    Root-only keys are left out: no right gives them. ``pool``: the one that the container is put into, where rights on the
-    pool do as well.
+    Root-only keys are left out: no right gives them. ``pool``: the one that a new container is put into, where rights on the
+    pool do as well. It says nothing of a container that is there: the API counts the rights of the pool that it really
+    is in among those on the container (PVE::RPCEnvironment, get_effective_permissions).
     ``privileged_is_guarded``: Proxmox VE 9 asks for Sys.Modify on / before it makes a privileged container; 8 does not.
     """
     guest = f"/vms/{vmid}"
@@ -160,7 +161,7 @@ def needed(
             if bridge:
                 need(f"/sdn/zones/localnetwork/{bridge}", "SDN.Use", because=f"{key} on bridge {bridge}")
     return [
-        Right(path, privileges, because, f"/pool/{pool}" if pool and path == guest else None)
+        Right(path, privileges, because, f"/pool/{pool}" if create and pool and path == guest else None)
         for (path, privileges), because in rights.items()
     ]
 

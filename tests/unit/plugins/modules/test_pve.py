@@ -348,8 +348,20 @@ def test_rights_on_a_pool_do_for_a_container_that_is_put_into_it(run, node):
     assert ensure(run, {"pool": "gpu", "memory": 2048})["changed"] is True
     node.acl["deploy@pve!t"][0] = ("/pool/gpu", ["VM.Audit"])
     lacking = ensure(run, {"pool": "gpu", "memory": 4096})
-    assert "on /vms/901 or /pool/gpu it lacks VM.Config.Memory for memory" in lacking["msg"]
-    assert "pveum acl modify /pool/gpu --users" in lacking["msg"]
+    assert "on /vms/901 it lacks VM.Config.Memory for memory" in lacking["msg"]
+
+
+def test_rights_on_a_pool_that_a_container_is_not_in_do_not(run, node):
+    ensure(run)
+    node.pools["gpu"] = set()
+    node.acl["deploy@pve!t"] = [("/pool/gpu", RIGHTS[0][1]), ("/vms/901", ["VM.Audit"]), *RIGHTS[1:]]
+    before, change = dict(node.ct(901).config), {"pool": "gpu", "memory": 2048}
+    node.requests.clear()
+    for result in (ensure(run, change), check(run, change)):
+        assert "on /vms/901 it lacks VM." in result["msg"]
+        assert "VM.Config.Memory for memory" in result["msg"]
+        assert "pveum acl modify /vms/901 --users" in result["msg"]
+    assert (changes_sent(node), node.ct(901).config) == ([], before)
 
 
 def test_a_container_that_may_not_be_looked_at(run, node):

@@ -91,6 +91,13 @@ def test_rights_on_the_pool_of_a_new_container_do_as_well():
     assert first.grant("a@pve") == "pveum acl modify /pool/gpu --users 'a@pve' --roles PVEVMAdmin"
 
 
+def test_a_container_that_is_there_is_in_no_pool_because_of_its_declaration():
+    """Proxmox counts the rights of the pool that it is in among those on the container itself."""
+    (right,) = rights.needed(901, {"memory": "512"}, pool="gpu")
+    assert (right.where, right.pool) == ("/vms/901", None)
+    assert rights.missing({"/pool/gpu": {"VM.Config.Memory": 1}}, [right]) == [right]
+
+
 def test_removing_a_container_takes_its_rights():
     wanted = rights.needed(901, {}, destroy=True, power=True)
     assert [(right.path, right.privileges) for right in wanted] == [
