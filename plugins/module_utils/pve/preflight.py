@@ -187,6 +187,7 @@ def rights_for(
     return rights.needed(
         container["vmid"],
         {key: value for key, value in delta.items() if key not in guarded},
+        current=before.live if before else None,
         create=create,
         power=power,
         grows=bool(before and plan.resizes(delta, before)),

@@ -30,6 +30,9 @@ ROLE = {
     "Sys.Modify": "Administrator",
 }
 
+#: The zone of the bridges that are no vnets of SDN.
+_LOCAL = "/sdn/zones/localnetwork"
+
 _PRIVILEGE = {
     "cores": "VM.Config.CPU",
     "cpulimit": "VM.Config.CPU",
@@ -106,6 +109,7 @@ def needed(
     vmid: int,
     changes: dict[str, str | None],
     *,
+    current: dict[str, str] | None = None,
     create: bool = False,
     destroy: bool = False,
     power: bool = False,
@@ -117,9 +121,11 @@ def needed(
 ) -> list[Right]:
     """The rights for setting ``changes`` (None removes) on container ``vmid`` through the API.
 
-    Root-only keys are left out: no right gives them. ``pool``: the one that a new container is put into, where rights on the
-    pool do as well. It says nothing of a container that is there: the API counts the rights of the pool that it really
-    is in among those on the container (PVE::RPCEnvironment, get_effective_permissions).
+    Root-only keys are left out: no right gives them.
+    ``current``: the configuration that a container which is there has now.
+    ``pool``: the one that a new container is put into, where rights on the pool do as well. It says nothing of a container
+    that is there: the API counts the rights of the pool that it really is in among those on the container
+    (PVE::RPCEnvironment, get_effective_permissions).
     ``privileged_is_guarded``: Proxmox VE 9 asks for Sys.Modify on / before it makes a privileged container; 8 does not.
     """
     guest = f"/vms/{vmid}"
@@ -156,14 +162,40 @@ def needed(
         if what in ("rootfs", "mp") and value is not None:
             storage = config.parse(key, value)["volume"].partition(":")[0]
             need(f"/storage/{storage}", "Datastore.AllocateSpace", because=f"{key} on storage {storage}")
-        if what == "net" and value is not None:
-            bridge = config.parse(key, value).get("bridge")
-            if bridge:
-                need(f"/sdn/zones/localnetwork/{bridge}", "SDN.Use", because=f"{key} on bridge {bridge}")
+        if what == "net":
+            # Proxmox asks for what an interface leaves as well.
+            for net in filter(None, ((current or {}).get(key), value)):
+                for path, where in _net_paths(config.parse(key, net)):
+                    need(path, "SDN.Use", because=f"{key} on {where}")
     return [
         Right(path, privileges, because, f"/pool/{pool}" if create and pool and path == guest else None)
         for (path, privileges), because in rights.items()
     ]
+
+
+def _net_paths(net: dict[str, str]) -> list[tuple[str, str]]:
+    """The paths that an interface takes a right on, each in words too: its VLANs, or its bridge where it has none.
+
+    Source: PVE::GuestHelpers::check_vnet_access.
+    """
+    bridge = net.get("bridge")
+    if not bridge:
+        return []
+    path, words = f"{_LOCAL}/{bridge}", f"bridge {bridge}"
+    vlans = [vlan for vlan in (net.get("tag"), *net.get("trunks", "").split(";")) if vlan]
+    return [(f"{path}/{vlan}", f"VLAN {vlan} of {words}") for vlan in vlans] or [(path, words)]
+
+
+def _in_other_zones(permissions: dict[str, dict[str, int]], path: str) -> list[str]:
+    """``path``, which is of a bridge, in the zones that ``permissions`` know a vnet of its name in.
+
+    Nothing else that is read tells the zone of a vnet.
+    """
+    if not path.startswith(f"{_LOCAL}/"):
+        return []
+    tail = path.removeprefix(f"{_LOCAL}/")
+    found = re.compile(rf"(/sdn/zones/[^/]+)/{re.escape(tail.partition('/')[0])}(/|$)")
+    return sorted({f"{match[1]}/{tail}" for match in map(found.match, permissions) if match})
 
 
 def missing(permissions: dict[str, dict[str, int]], wanted: list[Right]) -> list[Right]:
@@ -177,7 +209,7 @@ def missing(permissions: dict[str, dict[str, int]], wanted: list[Right]) -> list
         for right in wanted
         if not any(
             _held(permissions, path, name)
-            for path in filter(None, (right.path, right.pool))
+            for path in filter(None, (right.path, right.pool, *_in_other_zones(permissions, right.path)))
             for name in right.privileges
         )
     ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 from fakepve import FakePve
+from fakepve.lxc import split_props
 
 
 @pytest.fixture(autouse=True)
@@ -23,3 +24,18 @@ def rights_of_pools_are_told(monkeypatch):
         return told
 
     monkeypatch.setattr(FakePve, "_permissions", permissions)
+
+
+@pytest.fixture(autouse=True)
+def vlans_have_rights_of_their_own(monkeypatch):
+    """PVE::GuestHelpers, check_vnet_access: each VLAN of an interface, and the bridge where there is none."""
+
+    def check(self, user, net):
+        props = split_props(net)[1]
+        path = f"/sdn/zones/{self.zones.get(props['bridge'], 'localnetwork')}/{props['bridge']}"
+        vlans = [props.get("tag"), *props.get("trunks", "").split(";")]
+        for each in [f"{path}/{vlan}" for vlan in vlans if vlan] or [path]:
+            self.require(user, each, "SDN.Use")
+
+    monkeypatch.setattr(FakePve, "_check_bridge", check)
+    monkeypatch.setattr(FakePve, "zones", {}, raising=False)

@@ -364,6 +364,34 @@ def test_rights_on_a_pool_that_a_container_is_not_in_do_not(run, node):
     assert (changes_sent(node), node.ct(901).config) == ([], before)
 
 
+def test_rights_on_vlans_do_without_one_on_their_bridge(run, node):
+    bridge = "/sdn/zones/localnetwork/vmbr0"
+    node.acl["deploy@pve!t"] = [*RIGHTS[:-1], (f"{bridge}/7", ["SDN.Use"]), (f"{bridge}/10", ["SDN.Use"])]
+    tagged = {"networks": [{**ETH0, "tag": 7, "trunks": [10]}]}
+    assert check(run, tagged).get("failed") is None
+    assert ensure(run, tagged)["changed"] is True
+    node.requests.clear()
+    for network, path in (
+        ({**ETH0, "tag": 8}, f"{bridge}/8"),
+        ({**ETH0, "trunks": [7, 30]}, f"{bridge}/30"),
+        (ETH0, bridge),
+    ):
+        result = ensure(run, {"networks": [network]})
+        assert f"pveum acl modify {path} --users" in result["msg"]
+    # What an interface leaves is asked for, too.
+    node.acl["deploy@pve!t"] = [*RIGHTS[:-1], (f"{bridge}/8", ["SDN.Use"])]
+    result = ensure(run, {"networks": [{**ETH0, "tag": 8}]})
+    assert f"pveum acl modify {bridge}/7 --users" in result["msg"]
+    assert f"pveum acl modify {bridge}/10 --users" in result["msg"]
+    assert changes_sent(node) == []
+
+
+def test_rights_on_a_vnet_are_looked_for_in_its_zone(run, node):
+    node.zones["vmbr0"] = "tenants"
+    node.acl["deploy@pve!t"] = [*RIGHTS[:-1], ("/sdn/zones/tenants/vmbr0", ["SDN.Use"])]
+    assert ensure(run)["changed"] is True
+
+
 def test_a_container_that_may_not_be_looked_at(run, node):
     """A 403 says that there is something; whoever may look at nothing is told which right that takes."""
     node.add_ct(901, "precious", status="running", config={"tags": "launchproof"})

@@ -51,6 +51,46 @@ def test_each_change_asks_for_its_own_right():
     }
 
 
+BRIDGE = "/sdn/zones/localnetwork/vmbr0"
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "paths"),
+    [
+        ("name=eth0,bridge=vmbr0", None, [BRIDGE]),
+        ("name=eth0,bridge=vmbr0,tag=7", None, [f"{BRIDGE}/7"]),
+        ("name=eth0,bridge=vmbr0,trunks=10;20", None, [f"{BRIDGE}/10", f"{BRIDGE}/20"]),
+        ("name=eth0,bridge=vmbr0,tag=7,trunks=10;7", None, [f"{BRIDGE}/7", f"{BRIDGE}/10"]),
+        # Proxmox asks for what an interface leaves, too.
+        ("name=eth0,bridge=vmbr0", "name=eth0,bridge=vmbr0,tag=7", [f"{BRIDGE}/7", BRIDGE]),
+        ("name=eth0,bridge=vmbr1", "name=eth0,bridge=vmbr0", [BRIDGE, "/sdn/zones/localnetwork/vmbr1"]),
+        (None, "name=eth0,bridge=vmbr0", [BRIDGE]),
+    ],
+)
+def test_an_interface_takes_the_right_of_each_vlan_or_of_its_bridge(new, old, paths):
+    wanted = rights.needed(901, {"net0": new}, current={"net0": old} if old else {})
+    assert [right.path for right in wanted if right.privileges == ("SDN.Use",)] == paths
+
+
+@pytest.mark.parametrize(
+    ("permissions", "held"),
+    [
+        ({BRIDGE: {"SDN.Use": 1}}, True),
+        ({BRIDGE: {"SDN.Use": 0}}, False),
+        ({BRIDGE: {"SDN.Use": 0}, f"{BRIDGE}/7": {"SDN.Use": 0}}, True),
+        ({f"{BRIDGE}/8": {"SDN.Use": 1}}, False),
+        # A vnet is in a zone of its own, which the rights on it tell.
+        ({"/sdn/zones/tenants/vmbr0": {"SDN.Use": 1}}, True),
+        ({"/sdn/zones/tenants/vmbr0/7": {"SDN.Use": 1}}, True),
+        ({"/sdn/zones/tenants/vmbr0/8": {"SDN.Use": 1}}, False),
+        ({"/sdn/zones/tenants/vmbr1": {"SDN.Use": 1}}, False),
+    ],
+)
+def test_the_right_of_a_vlan_is_inherited_from_its_bridge_in_any_zone(permissions, held):
+    (right,) = rights.needed(901, {"net0": "name=eth0,bridge=vmbr0,tag=7"})[1:]
+    assert rights.missing(permissions, [right]) == ([] if held else [right])
+
+
 def test_a_privileged_container_takes_one_more_right_where_the_node_asks_for_it():
     def paths(guarded):
         wanted = rights.needed(901, {}, create=True, unprivileged=False, privileged_is_guarded=guarded)
