@@ -186,10 +186,10 @@ options:
         description: Whether Proxmox refuses to remove it or its disks.
         type: bool
       nameserver:
-        description: Addresses of its name servers, separated by blanks.
+        description: Addresses of its name servers, separated by blanks or commas.
         type: str
       searchdomain:
-        description: Its DNS search domains, separated by blanks.
+        description: Its DNS search domains, separated by blanks or commas.
         type: str
       timezone:
         description: Its time zone, or V(host).

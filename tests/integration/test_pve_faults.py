@@ -763,6 +763,18 @@ def test_a_container_that_is_not_ours_keeps_its_configuration_to_the_byte(api, r
     table.append(("a container that is not ours, tried in 17 ways", summary(result)))
 
 
+def test_what_proxmox_writes_otherwise_is_no_change(api, run, table):
+    prepare(api, run, "config")
+    lists = {"nameserver": "192.0.2.53,192.0.2.54", "searchdomain": "example.org;example.net"}
+    first = run(VMID, "present", disk_gib=None, **lists)
+    assert first["changed"] is True
+    assert b"nameserver: 192.0.2.53 192.0.2.54\n" in api.configuration(VMID)
+    again = run(VMID, "present", disk_gib=None, **lists)
+    assert (again.get("failed"), again["changed"]) == (None, False)
+    run(VMID, "present", disk_gib=None, nameserver="", searchdomain="")
+    table.append(("name servers separated by commas", summary(again)))
+
+
 def test_one_that_is_not_ours_is_removed_when_that_is_said(api, run, table):
     vmid, _state, _declared = prepare(api, run, "destroy")
     api.call("PUT", f"nodes/{api.node}/lxc/{vmid}/config", tags="prod")

@@ -101,6 +101,9 @@ def canonical(key: str, text: str) -> dict[str, str]:
     if what == "description":
         # Proxmox appends a newline to every description.
         return {"": str(text).rstrip("\n")}
+    if what in ("nameserver", "searchdomain"):
+        # Proxmox stores these lists with blanks, however they were sent (PVE::LXC, verify_nameserver_list).
+        return {"": " ".join(filter(None, re.split(r"[,;\s]+", str(text))))}
     if what not in PROPERTY_KINDS:
         return {"": _number(text) if what in _NUMBERS else wire(text)}
     props = parse(key, text)

@@ -430,7 +430,7 @@ class RealPve(FakePve):
         for key in CREATE_UNSUPPORTED:
             if v.get(key):
                 raise PveError(501, f"not implemented on the local node: {key}={v[key]}")
-        v = _with_description(v)
+        v = _as_stored(v)
         REQUEST.set(v)
         return await super()._lxc_create(user, v)
 
@@ -441,7 +441,7 @@ class RealPve(FakePve):
     async def _lxc_config_put(self, user, v):
         reserved = ("node", "vmid", "digest", "delete", "revert")
         self._supported({key: value for key, value in v.items() if key not in reserved})
-        return await super()._lxc_config_put(user, _with_description(v))
+        return await super()._lxc_config_put(user, _as_stored(v))
 
     async def _update_config(self, ct, user, values, deletes, reverts):
         before = dict(ct.config)
@@ -607,10 +607,16 @@ def _not_implemented(request):
     return fake_server.error(501, f"Method '{request.method} {path}' not implemented")
 
 
-def _with_description(values):
-    # Proxmox VE keeps it as comment lines, so that it always comes back with a line end.
+def _as_stored(values):
+    """The values of a request as Proxmox VE writes them down, where fakepve keeps what was sent."""
+    values = dict(values)
+    # It keeps a description as comment lines, so that it always comes back with a line end.
     if values.get("description"):
-        values = dict(values, description=values["description"].rstrip("\n") + "\n")
+        values["description"] = values["description"].rstrip("\n") + "\n"
+    # PVE::LXC, verify_nameserver_list and verify_searchdomain_list.
+    for key in ("nameserver", "searchdomain"):
+        if values.get(key):
+            values[key] = " ".join(filter(None, re.split(r"[,;\s]+", values[key])))
     return values
 
 

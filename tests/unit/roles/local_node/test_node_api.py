@@ -212,6 +212,19 @@ def test_create_shows_only_its_lock_until_the_work_is_done(node):
     run(node, story)
 
 
+def test_lists_of_resolv_conf_are_kept_with_blanks(node):
+    """PVE::LXC, verify_nameserver_list and verify_searchdomain_list."""
+
+    async def story():
+        await created(node, nameserver="192.0.2.1,192.0.2.2", searchdomain=" example.org; example.net")
+        config = await node.config()
+        assert (config["nameserver"], config["searchdomain"]) == ("192.0.2.1 192.0.2.2", "example.org example.net")
+        await node.call("PUT", "/nodes/n/lxc/901/config", {"nameserver": "192.0.2.3;192.0.2.4"})
+        assert (await node.config())["nameserver"] == "192.0.2.3 192.0.2.4"
+
+    run(node, story)
+
+
 def test_a_failed_create_is_taken_back(node):
     async def story():
         node.lxc.fails["create"] = "no space left"

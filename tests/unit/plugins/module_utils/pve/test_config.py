@@ -60,6 +60,8 @@ def test_a_malformed_string_names_its_key(text):
         ("features", "mount=nfs;cifs", "mount=cifs;nfs"),
         ("tags", "b;A", "a,b"),
         ("description", "text\n", "text"),
+        ("nameserver", "192.0.2.1,192.0.2.2", "192.0.2.1 192.0.2.2"),
+        ("searchdomain", " a.example; b.example", "a.example b.example"),
         ("memory", 512, "512"),
         ("onboot", True, "1"),
         ("features", None, "nesting=0"),
@@ -80,6 +82,8 @@ def test_spelled_differently_and_meaning_the_same(key, one, other):
         ("dev0", "/dev/null,mode=0666", "/dev/null"),
         ("mp0", "local:8,mp=/d,replicate=0", "local:8,mp=/d"),
         ("tags", "a", "a;b"),
+        # The first server is asked first.
+        ("nameserver", "192.0.2.1 192.0.2.2", "192.0.2.2 192.0.2.1"),
         ("hostname", None, "a"),
         ("rootfs", "local:8,size=8G", "local:8,size=9G"),
     ],
