@@ -71,14 +71,14 @@ def read(value: Any) -> tuple[list[str], int]:
     for entry in [value] if isinstance(value, Mapping) else value:
         if isinstance(entry, Mapping):
             number = str(entry.get("count"))
-            if set(entry) != {"count"} or not number.isdigit() or int(number) < 1:
+            if set(entry) != {"count"} or not number.isdecimal() or int(number) < 1:
                 raise _wrong(value, f"{dict(entry)!r} is no count of GPUs")
             count += int(number)
         elif str(entry).startswith("MIG-"):
             raise _wrong(
                 value, f"{str(entry)!r} is a part of a GPU", "Name the whole GPU, by the UUID that begins with GPU-."
             )
-        elif isinstance(entry, bool) or not (str(entry).isdigit() or str(entry).startswith("GPU-")):
+        elif isinstance(entry, bool) or not (str(entry).isdecimal() or str(entry).startswith("GPU-")):
             raise _wrong(value, f"{entry!r} is neither an index nor a UUID")
         else:
             names.append(str(entry))

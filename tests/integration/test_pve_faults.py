@@ -551,7 +551,7 @@ def test_the_node_itself_as_identity_from_nothing_to_nothing(api, run, pvesh, ta
 @contextlib.contextmanager
 def server(behave, host="127.0.0.1"):
     """A TCP server that hands each connection to ``behave``; its port."""
-    listening = socket.create_server((host, 0))
+    listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
     def serve():
         with contextlib.suppress(OSError):
@@ -656,6 +656,7 @@ def test_a_name_that_does_not_resolve(run, table):
         ("the certificate has expired", "127.0.0.1", ["127.0.0.1"], 3, {"trusted": True}, "pve_api_ca_path"),
         ("the certificate has another fingerprint", "127.0.0.1", ["127.0.0.1"], 30, {"api_fingerprint": "AB" * 32}, "pve_api_fingerprint"),
         ("a trusted server is no Proxmox", "127.0.0.1", ["127.0.0.1"], 30, {"trusted": True}, HOST),
+        ("a trusted server by its IPv6 address is no Proxmox", "::1", ["::1"], 30, {"trusted": True}, HOST),
     ],
 )  # fmt: skip
 def test_a_server_that_is_not_the_expected_one_gets_no_token(

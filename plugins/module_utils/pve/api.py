@@ -348,13 +348,14 @@ def connect(options: dict) -> Api:
             raise ApiError("no_root_way", "api_via is node, and root_via says that there is no way to pvesh on it")
         return node
     host, port, user = options["api_host"], options["api_port"], options.get("api_user")
-    where = f"https://{host}:{port}"
+    name = f"[{host}]" if ":" in host else host
+    where = f"https://{name}:{port}"
     shared = {"verify_ssl": _verify(options), "timeout": options["api_timeout"], "service": "PVE"}
     if user and options.get("api_password"):
         auth = Ticket(user, options["api_password"], **shared)
     elif user and options.get("api_token_id") and options.get("api_token_secret"):
-        name = options["api_token_id"].rpartition("!")[2]
-        auth = ProxmoxHTTPApiTokenAuth(user, name, options["api_token_secret"], **shared)
+        token = options["api_token_id"].rpartition("!")[2]
+        auth = ProxmoxHTTPApiTokenAuth(user, token, options["api_token_secret"], **shared)
     else:
         raise ApiError("no_credentials", f"{where}: neither a token with its secret nor a password is given")
     session = ProxmoxHttpSession()
@@ -364,10 +365,7 @@ def connect(options: dict) -> Api:
         session.mount("https://", Pinned(_fingerprint(options["api_fingerprint"])))
     # A proxy for the internet is not one for this machine.
     session.trust_env = not (host in ("localhost", "::1") or host.startswith("127."))
-    name = f"[{host}]" if ":" in host else host
-    resource = ProxmoxResource(
-        base_url=f"https://{name}:{port}/api2/json", session=session, serializer=JsonSerializer()
-    )
+    resource = ProxmoxResource(base_url=f"{where}/api2/json", session=session, serializer=JsonSerializer())
     return Api(resource, where, options["lock_timeout"], options["task_timeout"], getattr(auth, "login", None))
 
 

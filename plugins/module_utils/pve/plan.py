@@ -48,12 +48,18 @@ _HOTPLUG = {
 
 # What a container of ours was created with is written into its notes, where Proxmox shows no HTML comments: the API
 # does not tell, and a change of it would be silently without effect.
-_LOGIN = re.compile(r"\n?<!-- launchproof: created with (.*) -->")
+_LOGIN = re.compile(r"\n?<!-- launchproof: created with (.*?) -->")
 _KEY_TYPE = re.compile(r"(?<!\S)(sk-)?(ssh|ecdsa)-\S+")
 
 _GIB = 1024**3
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOSTNAME = re.compile(rf"(?=.{{1,255}}$){_LABEL}(\.{_LABEL})*")
+# What a resolver may know: in /etc/hosts names have underscores too, and elsewhere letters that are not ASCII.
+_HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
+# A token travels in a header, as Latin-1.
+_IN_HEADER = re.compile(r"[!-~\xa1-\xff]+")
+#: Seconds in a week: nobody waits longer, and the system's clocks take no number of any length.
+_LONGEST = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -126,17 +132,68 @@ def validate(container: dict) -> list[Problem]:
 
 
 def route_problems(container: dict, params: dict) -> list[Problem]:
-    """What cannot travel the way that ``params`` choose: pvesh takes parameters on a command line, for all to see."""
+    """What is wrong with the way that ``params`` choose, or cannot travel it.
+
+    pvesh takes parameters on a command line, for all to see.
+    """
+    problems = connection_problems(params)
     if params["api_via"] == "node" and container.get("password"):
-        return [
+        problems.append(
             Problem(
                 "container.password",
                 "(not shown)",
                 "with pve_api_via: node it would stand in the node's list of processes",
                 "Use ssh_public_keys, or the API with a token or password (pve_api_via: https).",
             )
-        ]
-    return []
+        )
+    return problems
+
+
+def connection_problems(params: dict) -> list[Problem]:
+    """Address, times and token with which no request can be made at all."""
+    problems = []
+    host = params["api_host"]
+    if not _is_host(host):
+        problems.append(
+            Problem(
+                "pve_api_host",
+                host,
+                "neither a host name nor an address",
+                "Write the name or the address alone, such as pve1.example.com, 192.0.2.1 or fe80::1, without https://, "
+                "brackets and port; pve_api_port is the port.",
+            )
+        )
+    for option, least, most in (
+        ("api_port", 1, 65535),
+        ("api_timeout", 1, _LONGEST),
+        ("lock_timeout", 0, _LONGEST),
+        ("task_timeout", 1, _LONGEST),
+    ):
+        if not least <= params[option] <= most:
+            problems.append(
+                Problem(f"pve_{option}", params[option], "out of range", f"Give a number from {least} to {most}.")
+            )
+    if params["api_via"] == "https" and not params.get("api_password"):
+        for option in ("api_user", "api_token_id", "api_token_secret"):
+            text = params.get(option)
+            if text and not _IN_HEADER.fullmatch(text):
+                problems.append(
+                    Problem(
+                        f"pve_{option}",
+                        "(not shown)" if option == "api_token_secret" else text,
+                        "it has a blank, a line end or another character that no HTTP header can carry",
+                        "Copy it anew, as `pveum user token add` showed it.",
+                    )
+                )
+    return problems
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return bool(_HOST.fullmatch(text))
+    return True
 
 
 def _validate_networks(networks: list[dict]) -> list[Problem]:
@@ -363,7 +420,8 @@ def _login(
         return
     if "description" in result:
         result["description"] = f"{result['description'] or ''}{found[0]}".strip()
-    then, now = (dict(part.split("=", 1) for part in text.split()) for text in (found[1], now))
+    # Anybody may have written into the notes: what is no mark of ours says nothing.
+    then, now = (dict(re.findall(r"([\w-]+)=(\S+)", text)) for text in (found[1], now))
     for name, option, module in (
         ("ssh-keys", "ssh_public_keys", "ansible.posix.authorized_key"),
         ("password", "password", "ansible.builtin.user"),

@@ -35,6 +35,8 @@ class Preflight:
     def run(self) -> None:
         """All checks. Raises ApiError only when the API itself cannot be used: then nothing else can be known."""
         self.problems += plan.route_problems(self.container, self.params)
+        if plan.connection_problems(self.params):
+            return
         self.api = pve_api.connect(self.params)
         if not self._node():
             return

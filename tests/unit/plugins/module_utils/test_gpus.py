@@ -58,6 +58,8 @@ def test_hosts_of_one_node_do_not_meet_but_by_name():
         ({"count": True}, ["is no count"]),
         ({"count": 1, "kind": "H200"}, ["is no count"]),
         ({}, ["{} is no count"]),
+        ([{"count": "²"}], ["{'count': '²'} is no count"]),
+        (["²"], ["'²' is neither an index nor a UUID"]),
         (["GPU-x"], ["node pve1 has no GPU GPU-x", "It has GPU-a (0), GPU-b (1), GPU-c (2), GPU-d (3)"]),
         ([4], ["node pve1 has no GPU 4"]),
         ([0, "GPU-a"], ["GPU-a, index 0, is there twice"]),

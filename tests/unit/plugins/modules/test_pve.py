@@ -608,3 +608,24 @@ def test_an_api_that_is_not_up_yet_is_a_prediction_in_check_mode_alone(run, modu
         assert (result["unavailable"], run(module, DECLARED)["unavailable"]) == (True, False)
     # Only a node that is not there is excused, not one that refuses.
     assert run(module, DECLARED, check=True, unavailable_ok=True, api_token_secret="s3cret-no")["failed"] is True
+
+
+@pytest.mark.parametrize("module", [pve_container, pve_preflight])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("api_host", "https://pve1"),
+        ("api_host", "127.0.0.1:8006"),
+        ("api_host", "[::1]"),
+        ("api_port", 65536),
+        ("api_timeout", 0),
+        ("api_token_secret", "s3cret-€"),
+        ("api_token_secret", "s3cret\n"),
+    ],
+)
+def test_a_way_that_leads_nowhere_is_named_and_nothing_is_sent(run, node, module, option, value):
+    for check in (False, True):
+        result = run(module, DECLARED, check=check, unavailable_ok=True, **{option: value})
+        assert variables(result) == [f"pve_{option}"]
+        assert result["problems"][0]["fix"]
+    assert node.requests == []

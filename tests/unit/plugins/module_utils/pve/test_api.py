@@ -257,6 +257,12 @@ def test_nobody_at_home():
     assert caught.value.kind == "unreachable"
 
 
+def test_nobody_at_home_at_an_ipv6_address():
+    with pytest.raises(pve_api.ApiError, match=r"at https://\[::1\]:1: ") as caught:
+        pve_api.connect({**OPTIONS, "api_host": "::1"}).get("version")
+    assert caught.value.kind == "unreachable"
+
+
 @pytest.mark.parametrize(
     ("options", "who"),
     [

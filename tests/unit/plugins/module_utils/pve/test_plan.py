@@ -235,6 +235,22 @@ def test_the_mark_of_plain_keys_stays_what_containers_carry_already():
     assert plan.login_mark(keys, None) == "ssh-keys=8cc4f9fbd6087df1"
 
 
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ("<!-- launchproof: created with care -->", []),
+        ("<!-- launchproof: created with {mark} --> by me --> and others", ["container.ssh_public_keys"]),
+        ("<!-- launchproof: created with care, {mark} -->", ["container.ssh_public_keys"]),
+        ("<!-- launchproof: created with ssh-keys= -->", []),
+    ],
+)
+def test_a_mark_that_somebody_wrote_into_is_read_as_far_as_it_goes(text, refused):
+    mark = plan.login_mark({"ssh_public_keys": [KEY]}, None)
+    before = there(description=text.format(mark=mark))
+    _want, problems = plan.wanted(declared(ssh_public_keys=["ssh-rsa BBBB"]), before)
+    assert [problem.variable for problem in problems] == refused
+
+
 def test_notes_change_beside_the_login_that_is_written_in_them():
     before = created(ssh_public_keys=[KEY])
     want, _problems = plan.wanted(declared(description="other"), before)
@@ -335,3 +351,61 @@ def test_a_prediction_knows_what_does_not_hotplug():
 def test_a_declared_address_is_expected(network, found, count):
     problems = plan.missing_addresses(declared(networks=[{"name": "eth0", **network}]), {"eth0": found})
     assert len(problems) == count
+
+
+WAY = {
+    "api_host": "pve1", "api_port": 8006, "api_via": "https", "api_user": "a@pve", "api_token_id": "t",
+    "api_token_secret": SECRET, "api_timeout": 30, "lock_timeout": 60, "task_timeout": 600,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {},
+        {"lock_timeout": 0},
+        {"api_user": None, "api_token_id": None, "api_token_secret": None, "api_via": "node"},
+        {"api_user": "ü ü@pam", "api_token_id": None, "api_token_secret": None, "api_password": "pä ß\n"},
+        *[
+            {"api_host": host}
+            for host in ("::1", "fe80::1", "192.0.2.1", "localhost", "pve_1.example.com.", "pvé.example")
+        ],
+    ],
+)
+def test_a_way_without_problems(way):
+    assert plan.route_problems({}, {**WAY, **way}) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[
+            ("api_host", value)
+            for value in (
+                "https://pve1",
+                "pve1:8006",
+                "127.0.0.1:8006",
+                "[::1]",
+                "[::1]:8006",
+                "",
+                "a b",
+                "a/b",
+                "a..b",
+                "a@b",
+            )
+        ],
+        *[("api_port", value) for value in (0, -1, 65536)],
+        *[("api_timeout", value) for value in (0, -1, 10**12)],
+        *[("lock_timeout", value) for value in (-1, 10**12)],
+        *[("task_timeout", value) for value in (0, 10**12)],
+        *[("api_token_secret", value) for value in ("s3cret-€", "s3cret\n", "s3cret x")],
+        ("api_token_id", "t€"),
+        ("api_user", "€@pve"),
+    ],
+)
+def test_a_way_that_no_request_can_take_is_named(option, value):
+    (problem,) = plan.route_problems({}, {**WAY, option: value})
+    assert problem.variable == f"pve_{option}"
+    assert problem.fix.endswith(".")
+    assert "s3cret" not in problem.sentence()
+    assert option == "api_token_secret" or repr(value) in problem.sentence()
