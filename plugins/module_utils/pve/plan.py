@@ -16,7 +16,7 @@ import ipaddress
 import re
 from dataclasses import dataclass, field, replace
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, keys, rights
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, keys, rights, values
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.config import Container
 
 #: The tag that marks a container as one this project may change.
@@ -52,8 +52,6 @@ _LOGIN = re.compile(r"\n?<!-- launchproof: created with (.*?) -->")
 _KEY_TYPE = re.compile(r"(?<!\S)(sk-)?(ssh|ecdsa)-\S+")
 
 _GIB = 1024**3
-_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOSTNAME = re.compile(rf"(?=.{{1,255}}$){_LABEL}(\.{_LABEL})*")
 # What a resolver may know: in /etc/hosts names have underscores too, and elsewhere letters that are not ASCII.
 _HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?")
 # A token travels in a header, as Latin-1.
@@ -109,15 +107,13 @@ def validate(container: dict) -> list[Problem]:
 
     if not 100 <= container["vmid"] <= 999_999_999:
         wrong("vmid", container["vmid"], "not a container id", "Choose one from 100 to 999999999.")
-    if container.get("hostname") is not None and not _HOSTNAME.fullmatch(container["hostname"]):
+    if container.get("hostname") is not None and not values.HOSTNAME.fullmatch(container["hostname"]):
         wrong("hostname", container["hostname"], "not a DNS name", "Use letters, digits and hyphens.")
     for tag in container.get("tags") or []:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_+.-]*", tag):
             wrong("tags", tag, "not a Proxmox tag", "Use letters, digits, '_', '-', '+' and '.'.")
-    for option, least in (("disk_gib", 1), ("memory", 16), ("cores", 1)):
-        value = container.get(option)
-        if value is not None and value < least:
-            wrong(option, value, f"less than {least}", f"Give at least {least}.")
+    for found in values.wrong(container):
+        wrong(*found)
     if container.get("template") is not None and not re.fullmatch(r"[^:/\s]+:vztmpl/[^/\s]+", container["template"]):
         wrong(
             "template",
@@ -206,7 +202,9 @@ def _validate_networks(networks: list[dict]) -> list[Problem]:
                 continue
             try:
                 interface = ipaddress.ip_interface(address)
-                if interface.version != version or "/" not in address:
+                # Not a netmask, nor a prefix below 8: Proxmox takes neither.
+                prefix = address.partition("/")[2]
+                if interface.version != version or not prefix.isdecimal() or int(prefix) < 8:
                     raise ValueError
             except ValueError:
                 problems.append(
@@ -214,12 +212,12 @@ def _validate_networks(networks: list[dict]) -> list[Problem]:
                         f"{where}.{option}",
                         address,
                         f"not an IPv{version} address with its prefix",
-                        f"Write ADDRESS/PREFIX or one of {', '.join(words)}.",
+                        f"Write ADDRESS/PREFIX, the prefix from 8, or one of {', '.join(words)}.",
                     )
                 )
                 continue
             gateway = network.get("gw" if version == 4 else "gw6")
-            if gateway is not None and not _inside(gateway, interface):
+            if gateway is not None and values.is_address(gateway, version) and not _inside(gateway, interface):
                 problems.append(
                     Problem(
                         f"{where}.gw",
@@ -232,10 +230,7 @@ def _validate_networks(networks: list[dict]) -> list[Problem]:
 
 
 def _inside(address: str, interface) -> bool:
-    try:
-        return ipaddress.ip_address(address) in interface.network or ipaddress.ip_address(address).is_link_local
-    except ValueError:
-        return False
+    return ipaddress.ip_address(address) in interface.network or ipaddress.ip_address(address).is_link_local
 
 
 def _validate_devices(devices: list[dict]) -> list[Problem]:
@@ -286,7 +281,7 @@ def _validate_mounts(mounts: list[dict]) -> list[Problem]:
                     "Give an absolute path on the node without commas and equals signs.",
                 )
             )
-        elif storage is not None and not mount.get("size_gib"):
+        elif storage is not None and mount.get("size_gib") is None:
             problems.append(
                 Problem(
                     f"{where}.size_gib", mount.get("size_gib"), "a new volume needs a size", "Give its size in GiB."

@@ -467,14 +467,14 @@ def test_several_steps_of_one_run_are_no_conflict(run, node):
 
 
 def test_login_is_set_at_creation_and_another_one_later_is_refused(run, node):
-    login = {"ssh_public_keys": ["ssh-ed25519 AAAA me"], "password": "first-pw", "description": "a note"}
+    login = {"ssh_public_keys": ["ssh-ed25519 AAAAC3Nz me"], "password": "first-pw", "description": "a note"}
     ensure(run, login)
     notes = node.ct(901).config["description"]
     assert notes.startswith("a note\n<!-- launchproof: created with ssh-keys=")
     assert "first-pw" not in notes
     assert ensure(run, login)["changed"] is False
     for other, variable in (
-        ({"ssh_public_keys": ["ssh-rsa BBBB"]}, "ssh_public_keys"),
+        ({"ssh_public_keys": ["ssh-rsa AAAAB3Nz"]}, "ssh_public_keys"),
         ({"password": "second-pw"}, "password"),
     ):
         result = ensure(run, {**login, **other})
@@ -490,6 +490,15 @@ def test_a_bad_value_is_named_by_its_option(run, node):
     result = ensure(run, {"cores": 100000})
     assert result["problems"][0]["variable"] == "container.cores"
     assert result["problems"][0]["value"] == 100000
+    assert node.requests == []
+
+
+def test_a_value_that_only_the_api_refuses_is_named_by_its_option(run, node):
+    template = f"local:vztmpl/{'x' * 250}"
+    result = ensure(run, {"template": template})
+    assert result["problems"][0]["variable"] == "container.template"
+    assert result["problems"][0]["value"] == template
+    assert len(changes_sent(node)) == 1
     assert node.ct(901) is None
 
 
@@ -527,6 +536,10 @@ def test_preflight_passes_with_just_the_rights_it_names(run, node):
         ({"devices": [{"path": "/dev/null"}]}, {}, "pve_root_via", "dev0"),
         ({"devices": [{"path": "/dev/absent0"}]}, {"root_via": "local"}, "container.devices[].path", "/dev/absent0"),
         ({"hostname": "a_b"}, {}, "container.hostname", "a_b"),
+        ({"swap": -1}, {}, "container.swap", "at least 0"),
+        ({"nameserver": "nonsense"}, {}, "container.nameserver", "nonsense"),
+        ({"networks": [{**ETH0, "bridge": "a,b"}]}, {}, "container.networks[eth0].bridge", "a,b"),
+        ({"networks": [{**ETH0, "gw": ""}]}, {}, "container.networks[eth0].gw", "IPv4"),
     ],
 )
 def test_preflight_names_variable_value_and_fix(run, node, container, options, variable, words):
