@@ -634,7 +634,7 @@ def steps(
     apart = set() if api_is_root else set(as_root)
     ordinary = {key: value for key, value in delta.items() if key not in apart}
     guarded = {key: value for key, value in delta.items() if key in apart}
-    result = []
+    result, growing = [], []
     if before is None:
         params = {key: value for key, value in ordinary.items() if value is not None}
         params |= {"vmid": container["vmid"], "ostemplate": container["template"]}
@@ -643,13 +643,18 @@ def steps(
         params |= {name: container[name] for name in ("password", "pool") if container.get(name)}
         result.append(Step("create", params))
     else:
-        for key, size in resizes(ordinary, before).items():
-            result.append(Step("resize", {"disk": key, "size": size}))
+        # What Proxmox may refuse goes first: a volume never shrinks again. One that also changes otherwise comes after its
+        # own resize, because a change that becomes pending would bring the size from before back.
+        sizes = resizes(ordinary, before)
+        result += _config_step({key: value for key, value in ordinary.items() if key not in sizes}, root=False)
+        volumes = {}
+        for key, size in sizes.items():
+            growing.append(Step("resize", {"disk": key, "size": size}))
             grown = config.render(key, {**config.parse(key, before.config[key]), "size": size})
-            if config.same(key, grown, ordinary[key]):
-                del ordinary[key]
-        result += _config_step(ordinary, root=False)
-    return result + _config_step(guarded, root=True)
+            if not config.same(key, grown, ordinary[key]):
+                volumes[key] = ordinary[key]
+        growing += _config_step(volumes, root=False)
+    return result + _config_step(guarded, root=True) + growing
 
 
 def resizes(delta: dict, before: Container) -> dict[str, str]:

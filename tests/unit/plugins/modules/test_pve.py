@@ -441,7 +441,7 @@ def test_each_step_is_tied_to_what_was_seen_but_for_the_steps_before_it(run, nod
 
     def then_another(life, step):
         usual(life, step)
-        if step.action == "resize":
+        if step.action == "config":
             node.ct(901).config |= taken
 
     monkeypatch.setattr(pve_container.Lifecycle, "apply", then_another)
@@ -449,20 +449,20 @@ def test_each_step_is_tied_to_what_was_seen_but_for_the_steps_before_it(run, nod
     config = node.ct(901).config
     assert {key: config[key] for key in taken} == taken
     if ends == "done":
-        assert done["steps"] == ["resize: disk, size", "config: memory"]
+        assert done["steps"] == ["config: memory", "resize: disk, size"]
         assert done["api_calls"].count("GET nodes/pve1/lxc/901/pending") == 3, "before, again, and read back"
-        assert config["memory"] == 2048
+        assert "size=9G" in config["rootfs"]
     else:
         assert "does not carry the tag 'launchproof' and is left alone" in done["msg"]
-        assert "Until then, of container 901: resize: disk, size" in done["msg"]
-        assert config["memory"] == 1024
+        assert "Until then, of container 901: config: memory." in done["msg"]
+        assert "size=8G" in config["rootfs"]
 
 
 def test_several_steps_of_one_run_are_no_conflict(run, node):
     ensure(run)
     node.ct(901).config["lxc"] = [["lxc.mount.entry", "proc proc proc"]]
     grown = ensure(run, {"disk_gib": 9, "memory": 2048, "cores": 4})
-    assert [step.partition(":")[0] for step in grown["steps"]] == ["resize", "config"]
+    assert [step.partition(":")[0] for step in grown["steps"]] == ["config", "resize"]
     assert grown["api_calls"].count("GET nodes/pve1/lxc/901/pending") == 2, "before, and read back"
 
 
@@ -500,6 +500,15 @@ def test_a_value_that_only_the_api_refuses_is_named_by_its_option(run, node):
     assert result["problems"][0]["value"] == template
     assert len(changes_sent(node)) == 1
     assert node.ct(901) is None
+
+
+def test_a_change_that_is_refused_leaves_no_volume_grown(run, node):
+    ensure(run)
+    node.fail("PUT", "/config", 400, "Parameter verification failed.", times=1)
+    assert ensure(run, {"memory": 2048, "disk_gib": 9})["changed"] is False
+    assert "size=8G" in node.ct(901).config["rootfs"]
+    done = ensure(run, {"memory": 2048, "disk_gib": 9})
+    assert [step.partition(":")[0] for step in done["steps"]] == ["config", "resize"]
 
 
 def check(run, container=None, **options):

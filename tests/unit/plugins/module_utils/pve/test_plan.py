@@ -298,9 +298,9 @@ def test_growing_is_a_resize_and_removing_a_delete():
     change = delta(before, disk_gib=9, devices=[], memory=1024)
     steps = plan.steps(declared(), before, change, {"dev1": "device passthrough"}, api_is_root=False)
     assert steps == [
-        plan.Step("resize", {"disk": "rootfs", "size": "9G"}),
         plan.Step("config", {"memory": "1024"}),
         plan.Step("config", {"delete": "dev1"}, root=True),
+        plan.Step("resize", {"disk": "rootfs", "size": "9G"}),
     ]
 
 
@@ -308,6 +308,9 @@ def test_a_volume_that_grows_and_changes_takes_both_calls():
     before = there(mp0="fast:vm-901-disk-1,mp=/d,size=4G")
     change = delta(before, mounts=[{"target": "/d", "storage": "fast", "size_gib": 5, "read_only": True}])
     assert [step.action for step in plan.steps(declared(), before, change, {}, False)] == ["resize", "config"]
+    # What else changes needs no grown volume, and may be refused.
+    steps = plan.steps(declared(), before, {**change, "memory": "1024"}, {}, False)
+    assert [step.describe() for step in steps] == ["config: memory", "resize: disk, size", "config: mp0"]
 
 
 @pytest.mark.parametrize(
