@@ -85,14 +85,19 @@ class Preflight:
     def _storages(self, before: config.Container | None, delta: dict) -> None:
         """Storages are there, hold what they shall hold, and have room for what grows."""
         storages = {item["storage"]: item for item in self.api.get(f"nodes/{self.node}/storage")}
+        needed: dict[str, int] = {}
         for variable, name, gib in _allocations(self.container, before, delta):
             if self._usable(storages, variable, name, "rootdir") and "avail" in storages[name]:
                 free = int(storages[name]["avail"]) / _GIB
-                if free < gib:
+                others = needed.get(name, 0)
+                needed[name] = others + gib
+                # The volume for which there is no more room is told of, and not those after it too.
+                if others <= free < needed[name]:
+                    beside = f" with the other volumes there ({others})" if others else ""
                     self._wrong(
                         _size_variable(variable),
                         gib,
-                        f"storage {name!r} has {free:.1f} GiB free, {gib} are needed",
+                        f"storage {name!r} has {free:.1f} GiB free, {needed[name]} are needed{beside}",
                         "Free space there, ask for less, or choose another storage.",
                     )
         template = self.container.get("template")

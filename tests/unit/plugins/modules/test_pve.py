@@ -594,6 +594,19 @@ def test_a_token_without_any_right_is_told_each_that_it_lacks_and_how_a_token_ge
     assert "--tokens 'deploy@pve!t'" in said
 
 
+def test_preflight_adds_up_what_one_storage_is_to_hold(run, node):
+    node.storages["local-lvm"]["avail"] = 10 * 1024**3
+    volumes = [{"target": f"/{name}", "storage": "local-lvm", "size_gib": 8} for name in "ab"]
+    # One by one they would fit.
+    result = check(run, {"mounts": volumes})
+    assert variables(result) == ["container.mounts[/a].size_gib"]
+    assert "'local-lvm' has 10.0 GiB free, 16 are needed with the other volumes there (8)" in result["msg"]
+    assert check(run, {"disk_gib": 2, "mounts": volumes[:1]}).get("failed") is None
+    alone = check(run, {"disk_gib": 11, "mounts": volumes})
+    assert variables(alone) == ["container.disk_gib"]
+    assert "11 are needed." in alone["msg"]
+
+
 def test_preflight_sees_a_taken_number(run, node):
     node.add_ct(901, "precious", status="running", config={"tags": "prod"})
     result = check(run)
