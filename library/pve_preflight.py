@@ -12,8 +12,8 @@ author: dflash.launchproof contributors (@dflash)
 description:
   - Asks the API whether O(container) can be brought about. It checks that the API is reachable, the certificate
     trusted, the identity valid and its rights sufficient, the node online, the template there, the vmid free or
-    this collection's own, the storages able to hold what is declared, the bridges there, and the devices too where
-    O(root_via) lets it look.
+    this collection's own, the values such as Proxmox takes, the storages able to hold what is declared, the bridges
+    there, and devices, sources of bind mounts and hook script too where O(root_via) lets it look.
   - All problems are reported at once, each with variable, value and fix.
   - Sends reads only, apart from the login that O(api_password) needs.
 extends_documentation_fragment:
@@ -57,7 +57,7 @@ problems:
   sample:
     - variable: container.template
       value: local:vztmpl/debian-13.tar.zst
-      problem: no such template on that storage
+      problem: there is no such file on that storage
       fix: Choose one of local:vztmpl/debian-12.tar.zst.
 unknown:
   description: What could not be looked at, and why.

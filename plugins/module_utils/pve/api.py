@@ -214,8 +214,10 @@ class Api:
             raise ApiError("not_proxmox", f"{what}: {_cause(error)}") from error
         except (KeyError, TypeError) as error:
             raise ApiError("not_proxmox", f"{what}: the answer has no data; this is no Proxmox API") from error
-        if isinstance(data, dict) and isinstance(data.get("errors"), bytes):
-            raise ApiError("not_proxmox", f"{what}: the answer is not JSON: {data['errors'][:80]!r}")
+        # proxmoxer's word for no JSON. That pvesh prints the log of the task that a change began is nothing bad.
+        page = data.get("errors") if isinstance(data, dict) else None
+        if isinstance(page, bytes) or (isinstance(page, str) and page and method == "GET"):
+            raise ApiError("not_proxmox", f"{what}: the answer is not JSON: {page[:80]!r}")
         return data
 
     def follow(self, upid: str, what: str) -> None:

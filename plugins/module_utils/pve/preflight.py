@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from pathlib import Path
+from shlex import quote
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve import api as pve_api
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, plan, rights
@@ -27,10 +27,11 @@ class Preflight:
         self.problems: list[Problem] = plan.validate(self.container)
         self.unknown: list[str] = []
         self.api: Api | None = None
+        self.root: Api | None = None
 
     @property
     def calls(self) -> list[str]:
-        return self.api.calls if self.api else []
+        return [call for way in (self.api, self.root) if way for call in way.calls]
 
     def run(self) -> None:
         """All checks. Raises ApiError only when the API itself cannot be used: then nothing else can be known."""
@@ -49,7 +50,8 @@ class Preflight:
         self._storages(before, delta)
         self._bridges(delta)
         self._rights(before, delta)
-        self._devices()
+        self._paths()
+        self._hookscript()
 
     def _valid(self) -> dict:
         """The declaration without the options that are wrong by themselves: the rest can still be checked."""
@@ -84,7 +86,7 @@ class Preflight:
 
     def _storages(self, before: config.Container | None, delta: dict) -> None:
         """Storages are there, hold what they shall hold, and have room for what grows."""
-        storages = {item["storage"]: item for item in self.api.get(f"nodes/{self.node}/storage")}
+        storages = self._storages_of(self.api)
         needed: dict[str, int] = {}
         for variable, name, gib in _allocations(self.container, before, delta):
             if self._usable(storages, variable, name, "rootdir") and "avail" in storages[name]:
@@ -102,7 +104,12 @@ class Preflight:
                     )
         template = self.container.get("template")
         if before is None and template and ":" in template:
-            self._template(storages, template)
+            storage = template.partition(":")[0]
+            download = f"Download one: `pveam update; pveam available; pveam download {storage} FILE`."
+            self._listed(self.api, storages, "container.template", template, "vztmpl", download)
+
+    def _storages_of(self, api: Api) -> dict[str, dict]:
+        return {item["storage"]: item for item in api.get(f"nodes/{self.node}/storage")}
 
     def _usable(self, storages: dict, variable: str, name: str, content: str) -> bool:
         holders = sorted(key for key, item in storages.items() if content in item.get("content", "").split(","))
@@ -119,21 +126,19 @@ class Preflight:
             return True
         return False
 
-    def _template(self, storages: dict, template: str) -> None:
-        storage = template.partition(":")[0]
-        if not self._usable(storages, "container.template", storage, "vztmpl"):
+    def _listed(self, api: Api, storages: dict, variable: str, volume: str, content: str, otherwise: str) -> None:
+        """``volume`` is among those of this content on its storage; ``otherwise``: what to do where there is none."""
+        storage = volume.partition(":")[0]
+        if not self._usable(storages, variable, storage, content):
             return
-        volumes = sorted(
-            item["volid"] for item in self.api.get(f"nodes/{self.node}/storage/{storage}/content", content="vztmpl")
-        )
-        if template not in volumes:
+        found = api.get(f"nodes/{self.node}/storage/{storage}/content", content=content)
+        volumes = sorted(item["volid"] for item in found)
+        if volume not in volumes:
             self._wrong(
-                "container.template",
-                template,
-                "no such template on that storage",
-                f"Choose one of {', '.join(volumes)}."
-                if volumes
-                else f"Download one: `pveam update; pveam available; pveam download {storage} FILE`.",
+                variable,
+                volume,
+                "there is no such file on that storage",
+                f"Choose one of {', '.join(volumes)}." if volumes else otherwise,
             )
 
     def _bridges(self, delta: dict) -> None:
@@ -164,19 +169,58 @@ class Preflight:
         wanted = rights_for(self.api, self.container, before, delta, guarded, power=True)
         self.problems += missing_rights(self.api, self.params, wanted)
 
-    def _devices(self) -> None:
-        """Declared device nodes exist: Proxmox finds out at the start only. The API cannot tell; a root way can."""
-        paths = [device["path"] for device in self.container.get("devices") or []]
-        if not paths:
-            return
-        for path, is_device in _look(paths, self.params, self.unknown).items():
-            if not is_device:
-                self._wrong(
+    def _paths(self) -> None:
+        """Declared devices and sources of bind mounts are there: Proxmox finds out at the start only.
+
+        The API cannot tell; a root way can.
+        """
+        looks = [
+            (
+                f"[ -c {quote(device['path'])} ] || [ -b {quote(device['path'])} ]",
+                Problem(
                     "container.devices[].path",
-                    path,
+                    device["path"],
                     f"node {self.node} has no such device",
                     "Load its driver (for /dev/nvidia-uvm: nvidia-modprobe -u -c=0), or do not declare it.",
-                )
+                ),
+            )
+            for device in self.container.get("devices") or []
+        ]
+        looks += [
+            (
+                f"[ -e {quote(mount['source'])} ]",
+                Problem(
+                    f"container.mounts[{mount['target']}].source",
+                    mount["source"],
+                    f"node {self.node} has no such path",
+                    "Make it there first (mkdir -p, or mount what it comes from), or give a path that is there.",
+                ),
+            )
+            for mount in self.container.get("mounts") or []
+            if mount.get("source")
+        ]
+        paths = ", ".join(str(problem.value) for _condition, problem in looks)
+        answers = _look([condition for condition, _problem in looks], paths, self.params, self.unknown)
+        self.problems += [problem for (_condition, problem), there in zip(looks, answers) if not there]
+
+    def _hookscript(self) -> None:
+        """A declared hook script is on its storage. The API shows snippets to few; root, who has to set it, sees all."""
+        volume = self._valid().get("hookscript")
+        if not volume:
+            return
+        api = self.api
+        if pve_api.identity(self.params) != "root@pam":
+            api = self.root = pve_api.connect_root(self.params)
+        if api is None:
+            self.unknown.append(
+                f"whether {volume} exists: the API shows it to root@pam alone, and pve_root_via is none"
+            )
+            return
+        try:
+            put = "Put it into the folder snippets of that storage, as an executable file."
+            self._listed(api, self._storages_of(api), "container.hookscript", volume, "snippets", put)
+        except ApiError as error:
+            self.unknown.append(f"whether {volume} exists: {error}")
 
 
 def is_unprivileged(container: dict, before: config.Container | None) -> bool:
@@ -268,28 +312,29 @@ def _size_variable(variable: str) -> str:
     return "container.disk_gib" if variable == "container.storage" else variable.replace(".storage", ".size_gib")
 
 
-def _look(paths: list[str], params: dict, unknown: list[str]) -> dict[str, bool]:
-    """Which of ``paths`` are device nodes on the Proxmox node: one look, on this machine or over one ssh."""
+def _look(conditions: list[str], paths: str, params: dict, unknown: list[str]) -> list[bool]:
+    """Which of these conditions of a shell hold on the Proxmox node: one look, on this machine or over one ssh.
+
+    Empty where there is no look; ``unknown`` then says that of ``paths``.
+    """
+    if not conditions:
+        return []
+    script = "; ".join(f"{{ {condition}; }} && echo 1 || echo 0" for condition in conditions)
     if params["root_via"] == "local":
-        return {path: _is_device(path) for path in paths}
-    if params["root_via"] == "ssh":
-        quoted = " ".join("'" + path.replace("'", "'\\''") + "'" for path in paths)
-        script = f'for f in {quoted}; do [ -c "$f" ] || [ -b "$f" ] && echo 1 || echo 0; done'
-        command = [*pve_api.ssh_prefix(params.get("root_ssh") or {}, params["api_host"]), script]
-        try:
-            done = pve_api.run_on_node(command, params["api_timeout"])
-        except (OSError, subprocess.TimeoutExpired) as error:
-            unknown.append(f"whether {', '.join(paths)} exist: ssh to the node: {error}")
-            return {}
-        answers = done.stdout.split()
-        if done.returncode == 0 and len(answers) == len(paths):
-            return {path: answer == "1" for path, answer in zip(paths, answers)}
-        unknown.append(f"whether {', '.join(paths)} exist: ssh to the node: {done.stderr.strip()}")
-        return {}
-    unknown.append(f"whether {', '.join(paths)} exist: the API does not tell, and pve_root_via is none")
-    return {}
-
-
-def _is_device(path: str) -> bool:
-    node = Path(path)
-    return node.is_char_device() or node.is_block_device()
+        where, command = "sh", ["sh", "-c", script]
+    elif params["root_via"] == "ssh":
+        prefix = pve_api.ssh_prefix(params.get("root_ssh") or {}, params["api_host"])
+        where, command = "ssh to the node", [*prefix, script]
+    else:
+        unknown.append(f"whether {paths} exist: the API does not tell, and pve_root_via is none")
+        return []
+    try:
+        done = pve_api.run_on_node(command, params["api_timeout"])
+    except (OSError, subprocess.TimeoutExpired) as error:
+        unknown.append(f"whether {paths} exist: {where}: {error}")
+        return []
+    answers = done.stdout.split()
+    if done.returncode != 0 or len(answers) != len(conditions):
+        unknown.append(f"whether {paths} exist: {where}: {done.stderr.strip()}")
+        return []
+    return [answer == "1" for answer in answers]

@@ -607,6 +607,78 @@ def test_preflight_adds_up_what_one_storage_is_to_hold(run, node):
     assert "11 are needed." in alone["msg"]
 
 
+@pytest.mark.parametrize("way", ["local", "ssh"])
+def test_preflight_looks_for_devices_and_sources_of_bind_mounts_on_the_node(run, node, tmp_path, monkeypatch, way):
+    # What ssh would do there: the command is its last argument, which a shell runs.
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho >> {tmp_path}/times\nfor last; do :; done\nexec sh -c "$last"\n')
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    there = tmp_path / "it's here; $x"
+    there.mkdir()
+    container = {
+        "devices": [{"path": "/dev/null"}, {"path": "/dev/absent0"}],
+        "mounts": [
+            {"target": "/a", "source": str(there)},
+            {"target": "/b", "source": str(tmp_path / "absent")},
+            {"target": "/c", "storage": "local-lvm", "size_gib": 1},
+        ],
+    }
+    result = check(run, container, root_via=way)
+    assert variables(result) == ["container.devices[].path", "container.mounts[/b].source"]
+    assert [item["value"] for item in result["problems"]] == ["/dev/absent0", str(tmp_path / "absent")]
+    assert result["unknown"] == []
+    assert way == "local" or (tmp_path / "times").read_text() == "\n"
+    ssh.write_text("#!/bin/sh\necho 'Host key verification failed.' >&2; exit 255\n")
+    if way == "ssh":
+        result = check(run, container, root_via=way)
+        assert result.get("failed") is None
+        assert "Host key verification failed" in result["unknown"][0]
+        assert str(there) in result["unknown"][0]
+
+
+HOOK = "local:snippets/hook.pl"
+
+
+def test_preflight_looks_for_a_hook_script_as_root(run, node):
+    root = {"api_user": "root@pam", "api_password": "secret"}
+    node.storages["local"]["content"] = "iso,vztmpl"
+    assert "does not hold content 'snippets'" in check(run, {"hookscript": HOOK}, **root)["msg"]
+    node.storages["local"]["content"] = "iso,vztmpl,snippets"
+    assert "folder snippets" in check(run, {"hookscript": HOOK}, **root)["msg"]
+    node.storages["local"]["volumes"]["snippets/other.pl"] = {"content": "snippets", "format": "snippet", "size": 1}
+    result = check(run, {"hookscript": HOOK}, **root)
+    assert variables(result) == ["container.hookscript"]
+    assert "Choose one of local:snippets/other.pl." in result["msg"]
+    node.storages["local"]["volumes"]["snippets/hook.pl"] = {"content": "snippets", "format": "snippet", "size": 1}
+    assert check(run, {"hookscript": HOOK}, **root).get("failed") is None
+    # Whoever is not root@pam is not shown snippets: that it is missing would be a guess.
+    result = check(run, {"hookscript": HOOK})
+    assert variables(result) == ["pve_root_via"]
+    assert HOOK in result["unknown"][0]
+
+
+@pytest.mark.parametrize(
+    ("listed", "wrong", "unknown"),
+    [('[{"volid":"local:snippets/hook.pl"}]', [], 0), ("[]", ["container.hookscript"], 0), ("x", [], 1)],
+)
+def test_preflight_looks_for_a_hook_script_through_pvesh(run, node, tmp_path, monkeypatch, listed, wrong, unknown):
+    (tmp_path / "pvesh").write_text(
+        f"""#!/bin/sh
+case $2 in
+  */content) echo '{listed}';;
+  *) echo '[{{"storage":"local","content":"snippets"}}]';;
+esac
+"""
+    )
+    (tmp_path / "pvesh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    result = check(run, {"hookscript": HOOK}, root_via="local")
+    assert [item["variable"] for item in result.get("problems", [])] == wrong
+    assert len(result["unknown"]) == unknown
+    assert result["api_calls"][-1] == "GET nodes/pve1/storage/local/content"
+
+
 def test_preflight_sees_a_taken_number(run, node):
     node.add_ct(901, "precious", status="running", config={"tags": "prod"})
     result = check(run)
