@@ -216,11 +216,12 @@ def _validate_networks(networks: list[dict]) -> list[Problem]:
                     )
                 )
                 continue
-            gateway = network.get("gw" if version == 4 else "gw6")
-            if gateway is not None and values.is_address(gateway, version) and not _inside(gateway, interface):
+            name = "gw" if version == 4 else "gw6"
+            gateway = network.get(name)
+            if gateway is not None and values.is_address(gateway, version) and not _reachable(gateway, interface):
                 problems.append(
                     Problem(
-                        f"{where}.gw",
+                        f"{where}.{name}",
                         gateway,
                         f"not an address in {interface.network}",
                         "Give the gateway of that network.",
@@ -229,8 +230,13 @@ def _validate_networks(networks: list[dict]) -> list[Problem]:
     return problems
 
 
-def _inside(address: str, interface) -> bool:
-    return ipaddress.ip_address(address) in interface.network or ipaddress.ip_address(address).is_link_local
+def _reachable(gateway: str, interface) -> bool:
+    """Whether an address can be the gateway of an interface: in its network, or beside one that has no other address.
+
+    To the gateway of a single address, as hosters route them, Proxmox gives the container a route of its own.
+    """
+    address, network = ipaddress.ip_address(gateway), interface.network
+    return address in network or address.is_link_local or network.prefixlen == network.max_prefixlen
 
 
 def _validate_devices(devices: list[dict]) -> list[Problem]:

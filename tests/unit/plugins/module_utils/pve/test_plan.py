@@ -138,6 +138,8 @@ def test_a_volume_is_detached_with_a_word_and_never_replaced_by_an_empty_one(mou
         ({"networks": [{**ETH0, "ip": "192.0.2.5/255.255.255.0"}]}, "container.networks[eth0].ip"),
         ({"networks": [{**ETH0, "ip": "192.0.2.5/7"}]}, "container.networks[eth0].ip"),
         ({"networks": [{**ETH0, "gw": "198.51.100.1"}]}, "container.networks[eth0].gw"),
+        ({"networks": [{**ETH0, "ip6": "2001:db8::5/64", "gw6": "2001:db8:1::1"}]}, "container.networks[eth0].gw6"),
+        ({"networks": [{**ETH0, "ip": "192.0.2.5/32", "gw": "2001:db8::1"}]}, "container.networks[eth0].gw"),
         ({"networks": [{**ETH0, "gw": "nope"}]}, "container.networks[eth0].gw"),
         ({"networks": [{**ETH0, "ip": "dhcp", "gw": "nope"}]}, "container.networks[eth0].gw"),
         ({"networks": [{**ETH0, "ip6": "192.0.2.5/24"}]}, "container.networks[eth0].ip6"),
@@ -162,6 +164,20 @@ def test_good_input_has_no_problems():
         hostname="a-b.example", tags=["x_1"], disk_gib=8, template="local:vztmpl/d.tar.zst",
         networks=[{**ETH0, "gw": "192.0.2.1", "ip6": "auto"}], devices=[{"path": "/dev/a", "mode": "0666"}],
         mounts=[{"target": "/d", "source": "/d"}, {"target": "/e", "storage": "fast", "size_gib": 1}])) == []  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"ip": "203.0.113.5/32", "gw": "172.31.1.1"},
+        {"ip": "203.0.113.5/24", "gw": "203.0.113.1"},
+        {"ip6": "2001:db8::5/128", "gw6": "2001:db8:1::1"},
+        {"ip6": "2001:db8::5/64", "gw6": "fe80::1"},
+        {"ip": "dhcp", "gw": "192.0.2.1"},
+    ],
+)
+def test_a_gateway_that_proxmox_can_route_to(network):
+    assert plan.validate(declared(networks=[{"name": "eth0", "bridge": "vmbr0", **network}])) == []
 
 
 def test_all_problems_are_found_at_once():
