@@ -68,7 +68,7 @@ def render() -> str:
     parts = [HEAD + "\n".join(line(row) for row in (*TABLE, *OUTSIDE))]
     parts.append(
         "## Exit statuses of systemd's own (setup_failed)\n\n"
-        + "Only where no exec was seen: a program may exit with the same number.\n\n"
+        + "A program may exit with the same number: then systemd has written nothing of a failed setup into the journal.\n\n"
         + "| number | step | remedy |\n|---|---|---|\n"
         + "\n".join(f"| {number} | {step} | {cell(text)} |" for number, (step, text) in SETUP_CODES.items())
     )

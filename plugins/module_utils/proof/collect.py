@@ -50,7 +50,6 @@ FOREIGN_EVERY = 1.0  # s between looks at who else writes to a shared log
 QUIET = 2.0  # s without a byte after which it is worth trying whether the log can be written
 PRE_GRACE = 1.0  # s in which what ExecStartPre= wrote may still be read when the main process has begun
 QUIET_AGAIN = 30.0  # s of more silence after which it is tried again
-JOURNAL_TIMEOUT = 5.0  # s for journald to write what it has received
 HEARTBEAT_MAX, TELEMETRY_MAX = 65536, 300  # bytes read of a heartbeat, characters kept of what it says
 DATED = 1024  # bytes of an older log that share one date
 STEADY = ("active", "inactive", "failed", "reloading")
@@ -583,17 +582,38 @@ class UnitWatch:
     def _end_before_exec(self, state: UnitState) -> None:
         """A run that ended without a main process: a pre-command failed, or systemd could not fork."""
         status = systemd.failed_command_status(self.properties)
-        # 200 and up say the same of a pre-command as of the main process: systemd could not set it up.
-        code = EXITED if status in SETUP_STATUSES else 0
-        if not code and state.invocation_id != self.run_id != self._asked_for:
+        setup = status in SETUP_STATUSES
+        if not setup and state.invocation_id != self.run_id != self._asked_for:
             # The ledger knew the run before systemd was asked, or systemd has forgotten it: the next answer tells which.
             self._asked_for, self.need_show = self.run_id, True
             return
-        if not code and self._read_certificate(self.run_id):
+        if not setup and self._read_certificate(self.run_id):
             return
         if state.result == "success" or state.invocation_id != self.run_id:
             return
-        self._end(Exit(at=ledger.boottime(), code=code, status=status, invocation_id=self.run_id, result=state.result))
+        # 200 and up say the same of a pre-command as of the main process, unless it is the command that ended so.
+        said = self._setup_error(self.run_id, status) if setup else ""
+        code = 0 if said == "" else EXITED
+        self._end(Exit(ledger.boottime(), code, status, self.run_id, result=state.result, setup_error=said))
+
+    def _setup_error(self, run_id: str, status: int) -> str | Unknown:
+        if self.state.control != "systemctl":
+            return Unknown("no systemd runs here")
+        found = systemd.setup_error(run_id, status, self.properties)
+        return found if isinstance(found, Unknown) else self.redact(found)
+
+    def _ask_whose_status(self, wrote: bool) -> None:
+        """Ask the journal whether it was systemd that ended the last run, or the program that exits with the same number.
+
+        That costs an exec, so it is asked only where nothing else tells: a failed setup differs from a program that dies at once, and
+        without a word, by nothing but that.
+        """
+        last = self.exits[-1] if self.exits and isinstance(self.state, UnitState) else None
+        if last is None or last.code != EXITED or last.status not in SETUP_STATUSES or last.setup_error != NOT_READ:
+            return
+        if last.invocation_id == self.run_id and (self.exec_seen or wrote):
+            return
+        self.exits[-1] = replace(last, setup_error=self._setup_error(last.invocation_id, last.status))
 
     def _read_certificate(self, run_id: str | None) -> bool:
         """Take the run's death certificate, if there is one. Return whether there is."""
@@ -740,9 +760,9 @@ class UnitWatch:
     def _whole_journal(self, now: float) -> Scanner:
         """All output of the run that has ended: its last lines may still be on their way when its death is known."""
         scanner = Scanner(self.spec, self.redact)
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        systemd.journalctl("--sync")
+        with contextlib.suppress(OSError):
             quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            subprocess.run(("journalctl", "--sync"), timeout=JOURNAL_TIMEOUT, check=False, **quiet)
             with subprocess.Popen(journal_output(self.run_id), stdout=subprocess.PIPE, **quiet) as child:
                 for data in iter(functools.partial(child.stdout.read, logfile.PIECE), b""):
                     scanner.feed(data, now)
@@ -839,6 +859,7 @@ class UnitWatch:
         wrote = isinstance(log, Log) and log.new_bytes
         if wrote and not self.exits:
             self.exec_seen = self.exec_seen or bool(isinstance(self.state, UnitState) and self.state.main_pid)
+        self._ask_whose_status(bool(wrote))
         if isinstance(log, Log) and log.path != "journal" and self._worth_probing(log, now):
             self._place = logfile.probe_place(log.path, self.properties.get("User") or self.user or "root")
         if self._journal is NOT_READ and self._worth_journal():

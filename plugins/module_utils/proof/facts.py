@@ -179,6 +179,9 @@ class Exit:
     source: str = "systemd"
     # A stop or restart job of the unit was seen pending when it ended: someone asked for it.
     stop_requested: bool = False
+    # What systemd itself wrote into the journal where it could not set the process up ("Failed at step …"), "" where it wrote
+    # no such thing: then the exec did happen. Unknown where the journal cannot tell, NOT_READ where nothing depends on it.
+    setup_error: str | Unknown = NOT_READ
 
 
 @dataclass(frozen=True)

@@ -349,7 +349,10 @@ def _spawn_failed(v: View) -> list[str]:
 def setup_failed(v: View) -> Finding | None:
     if not v.nonzero or v.exit.status not in SETUP_CODES:
         return None
-    journal = _spawn_failed(v)
+    said = known(v.exit.setup_error)
+    if said == "":
+        return None  # systemd had nothing to tell: the program itself exits with that number
+    journal = [said] if said else _spawn_failed(v)
     if not journal and (v.facts.exec_seen or v.bytes):
         return None
     # The log's place says more than "stdout failed".
@@ -923,8 +926,8 @@ TABLE: tuple[Row, ...] = (
         "8",
         ("setup_failed",),
         ("now",),
-        "exit status of systemd's own (200 chdir, 203 exec, 209 stdout, 217 user, 226 namespace …) and no exec seen, or the journal's "
-        "spawn-failed record",
+        "exit status of systemd's own (200 chdir, 203 exec, 209 stdout, 217 user, 226 namespace …) and the journal's spawn-failed record, or "
+        "no exec seen where the journal cannot tell",
         "one text a number",
         setup_failed,
         cause=True,

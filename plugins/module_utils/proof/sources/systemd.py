@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
 import re
 import subprocess
@@ -26,13 +27,25 @@ MANAGER, UNIT = SYSTEMD + ".Manager", SYSTEMD + ".Unit"
 OBJECT = "/org/freedesktop/systemd1"
 PROPERTIES_INTERFACE = "org.freedesktop.DBus.Properties"
 BUS = "org.freedesktop.DBus"
+# With one of these set, a process that fails between them and the exec may not reach the journal any more, or not be kept there.
+MAY_MUTE_SETUP = (
+    "LogLevelMax", "LogNamespace", "RootDirectory", "RootImage", "TemporaryFileSystem", "InaccessiblePaths", "SystemCallFilter",
+    "RestrictAddressFamilies", "AppArmorProfile", "SELinuxContext",
+)  # fmt: skip
 PROPERTIES = {
     "LoadState", "LoadError", "ActiveState", "SubState", "Result", "Type", "InvocationID", "MainPID", "ControlPID", "ExecMainPID", "ExecMainCode",
     "ExecMainStatus", "ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic", "NRestarts", "ConditionResult",
     "ConditionTimestampMonotonic", "Conditions", "AssertResult", "AssertTimestampMonotonic", "Asserts", "ControlGroup", "NotifyAccess", "PIDFile",
     "Job", "Restart", "RestartUSec", "RuntimeMaxUSec", "TimeoutStartUSec", "WatchdogUSec", "MemoryMax", "FragmentPath", "DropInPaths", "User",
     "ExecStart", "ExecStartPre", "ExecStartPost", "ExecCondition", "EnvironmentFiles", "StandardOutput", "WorkingDirectory",
+    *MAY_MUTE_SETUP,
 }  # fmt: skip
+UNSET = (None, "", [], (False, []), (False, ""), -1)
+# sd-messages.h: "Failed at step …" of the process that was to become the command, and systemd's "… exited, code=…".
+SPAWN_FAILED, PROCESS_EXITED = "641257651c1b4ec9a8624d7a40a9e1e7", "98e322203f7a4ed290d09fe03c09fe15"
+JOURNAL_TIMEOUT = 5.0  # s for an answer of journalctl
+# How often the journal is asked for what is on its way, and s between two looks where it cannot be told to hurry.
+LOOKS, LOOK_PAUSE = 4, 0.05
 DEPENDENCIES = {"Requires", "BindsTo", "Requisite"}
 INFINITY = 2**64 - 1  # of a time or a size
 TIMEOUT = 90.0  # s without any answer: one that starts hundreds of units answers late
@@ -425,21 +438,52 @@ def journal(unit: str, invocation_id: str, lines: int = 20) -> tuple | Unknown:
         if invocation_id
         else ["UNIT=" + unit]
     )
-    command = ["journalctl", "--no-pager", "--quiet", "--output=cat", "--lines=%d" % lines]
+    return journalctl("--no-pager", "--output=cat", "--lines=%d" % lines, *matches)
+
+
+def journalctl(*words: str) -> tuple | Unknown:
+    """The lines that journalctl prints; Unknown where it cannot."""
     try:
         answer = subprocess.run(
-            command + matches,
+            ("journalctl", "--quiet", *words),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=5,
+            timeout=JOURNAL_TIMEOUT,
             check=False,
         )
     except FileNotFoundError:
         return Unknown("there is no journalctl")
     except subprocess.TimeoutExpired:
-        return Unknown("journalctl gave no answer within 5 s")
+        return Unknown("journalctl gave no answer within %g s" % JOURNAL_TIMEOUT)
     if answer.returncode != 0:
         return Unknown("journalctl: %s" % (answer.stderr.strip() or "exit status %d" % answer.returncode))
     return tuple(answer.stdout.splitlines())
+
+
+def setup_error(run_id: str, status: int, properties: dict) -> str | Unknown:
+    """What systemd wrote of a process that it could not set up, of a run that ended with I(status); "" where it wrote nothing.
+
+    The process writes it before it exits, and systemd writes of that exit afterwards, into the same queue: where the exit has come
+    and the other has not, it never will. Where the exit has not come, or the process may have been kept from writing, nobody knows.
+    """
+    if not command(properties):
+        return Unknown("systemd has forgotten the unit")
+    hidden = [name for name in MAY_MUTE_SETUP if properties.get(name) not in UNSET]
+    if hidden:
+        return Unknown("%s= may keep a failed setup out of the journal" % hidden[0])
+    ids = ["MESSAGE_ID=" + each for each in (SPAWN_FAILED, PROCESS_EXITED)]
+    for look in range(LOOKS):
+        lines = journalctl("--no-pager", "--output=json", "INVOCATION_ID=" + run_id, *ids)
+        if isinstance(lines, Unknown):
+            return lines
+        entries = [json.loads(line) for line in lines]
+        failed = [str(each.get("MESSAGE")) for each in entries if each.get("MESSAGE_ID") == SPAWN_FAILED]
+        if failed:
+            return failed[-1]
+        if any(each.get("EXIT_STATUS") == str(status) for each in entries):
+            return ""
+        if look < LOOKS - 1 and isinstance(journalctl("--sync"), Unknown):
+            time.sleep(LOOK_PAUSE)  # root alone may ask for that
+    return Unknown("the journal has nothing of an exit with the status %d" % status)

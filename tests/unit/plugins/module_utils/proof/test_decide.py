@@ -399,6 +399,15 @@ CASES = [
         died(203, journal=("Failed at step EXEC spawning /x: No such file",)),
         also=("exited_nonzero",),
     ),
+    Case("the-program-s-own-217", "died_before_log", 2,
+         died(217, exec_seen=False, log=SILENT, exits=(f.Exit(BEGAN + 1, f.EXITED, 217, "new", setup_error=""),))),
+    Case("the-program-s-own-203-in-a-loop", "crash_loop", 2, {"systemd": up(n_restarts=3), "exec_seen": False, "log": SILENT,
+         "exits": (f.Exit(BEGAN, f.EXITED, 203, "third", result="exit-code", setup_error=""),)}, remedy="by hand"),
+    Case("nobody-knows-whose-217", "setup_failed", 2, died(217, exec_seen=False, log=SILENT,
+         exits=(f.Exit(BEGAN + 1, f.EXITED, 217, "new", setup_error=f.Unknown("there is no journalctl")),)), also=("died_before_log",)),
+    Case("a-setup-that-failed-before-the-run-that-lives", "crash_loop", 2, {"systemd": up(n_restarts=3), "log": SILENT,
+         "exits": (f.Exit(BEGAN, f.EXITED, 203, "third", result="exit-code", setup_error="Failed at step EXEC spawning /x"),)},
+         remedy="exist and executable"),
     # 9
     Case(
         "stdout-on-a-full-disk",

@@ -73,6 +73,51 @@ def test_a_command_that_failed():
     assert systemd.failed_command_status(allowed) == 0, "a command with a dash before it may fail"
 
 
+SPAWN = '{"MESSAGE_ID": "%s", "MESSAGE": "Failed at step USER spawning /x: No such process"}' % systemd.SPAWN_FAILED
+EXIT_217 = '{"MESSAGE_ID": "%s", "EXIT_STATUS": "217"}' % systemd.PROCESS_EXITED
+EXIT_1 = '{"MESSAGE_ID": "%s", "EXIT_STATUS": "1"}' % systemd.PROCESS_EXITED
+
+
+@pytest.mark.parametrize(
+    ("looks", "more", "found"),
+    [
+        ([[SPAWN, EXIT_217]], {}, "Failed at step USER spawning /x: No such process"),
+        ([[SPAWN]], {}, "Failed at step USER spawning /x: No such process"),
+        ([[EXIT_217]], {}, ""),
+        # What is on its way is waited for: first another command's exit is there, then the one that is meant.
+        ([[], [EXIT_1], [EXIT_1, EXIT_217]], {}, ""),
+        ([[], [SPAWN, EXIT_217]], {}, "Failed at step USER spawning /x: No such process"),
+        # A journal that keeps nothing of systemd, or that this user may not read.
+        ([[EXIT_1]] * systemd.LOOKS, {}, Unknown("the journal has nothing of an exit with the status 217")),
+        ([Unknown("there is no journalctl")], {}, Unknown("there is no journalctl")),
+        # What fails after these may not reach the journal.
+        ([], {"RootDirectory": "/srv"}, Unknown("RootDirectory= may keep a failed setup out of the journal")),
+        ([], {"SystemCallFilter": (True, [])}, Unknown("SystemCallFilter= may keep a failed setup out of the journal")),
+        ([], {"LogLevelMax": 2}, Unknown("LogLevelMax= may keep a failed setup out of the journal")),
+        ([], {"ExecStart": []}, Unknown("systemd has forgotten the unit")),
+    ],
+)
+@pytest.mark.parametrize("root", [True, False])
+def test_whether_it_was_systemd_that_exited_so(monkeypatch, looks, more, found, root):
+    left, syncs = list(looks), []
+
+    def journalctl(*words):
+        if words == ("--sync",):
+            syncs.append(1)
+            return () if root else Unknown("journalctl: Operation not permitted")
+        assert "INVOCATION_ID=" + "7" * 32 in words
+        return left.pop(0)
+
+    monkeypatch.setattr(systemd, "journalctl", journalctl)
+    monkeypatch.setattr(systemd, "LOOK_PAUSE", 0.0)
+    plain = {
+        "ExecStart": [command("/x")], "LogLevelMax": -1, "RootDirectory": "", "SystemCallFilter": (False, []),
+        "RestrictAddressFamilies": (False, []), "InaccessiblePaths": [], "AppArmorProfile": (False, ""),
+    }  # fmt: skip
+    assert systemd.setup_error("7" * 32, 217, {**plain, **more}) == found
+    assert not left and len(syncs) == max(len(looks) - 1, 0)
+
+
 def test_environment_files_that_are_missing(tmp_path):
     (tmp_path / "there").touch()
     files = [(str(tmp_path / "there"), False), (str(tmp_path / "may*"), True), (str(tmp_path / "must"), False)]
