@@ -342,7 +342,7 @@ def refusal(row: dict, failed: str, commands: list, journal: list) -> dict:
         remedy = remedy.replace("an ExecStartPre= command", "ExecStartPre=" + " or ".join(commands))
     elif failed and "failed_command" not in evidence:
         evidence["failed_command"] = failed
-        remedy = "run it by hand: ExecStartPre=%s failed; %s" % (failed, remedy)
+        remedy = "run it by hand: %s failed; %s" % (failed, remedy)
     lines = [line for line in dict.fromkeys(journal) if not SAYS_NOTHING.search(line)][-5:]
     if lines:
         evidence["journal"] = lines

@@ -133,9 +133,10 @@ class UnitState:
     timeout_start: float | None = None
     watchdog: float | None = None
     memory_max: int | None = None
-    # The ExecStartPre= or ExecCondition= command that failed, redacted ("/bin/false (exit status 1)"), "" when none did.
+    # The line of the ExecStartPre= or ExecCondition= command that failed, redacted ("ExecStartPre=/bin/false (exit status 1)"), ""
+    # when none did.
     failed_command: str = ""
-    # The ExecStartPost= command that failed, likewise: systemd then ends the main process.
+    # That of the ExecStartPost= command that failed, likewise: systemd then ends the main process.
     failed_post_command: str = ""
     # Files of EnvironmentFile= (without "-") that are not there.
     missing_files: tuple[str, ...] = ()

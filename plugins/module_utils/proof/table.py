@@ -170,7 +170,7 @@ def start_refused(v: View) -> Finding | None:
             {**evidence, "missing_files": files, "journal": list(journal[-5:])},
         )
     if v.exit is not None and v.exit.code == KILLED and v.state.failed_post_command and v.result == "exit-code":
-        post = f"ExecStartPost={v.state.failed_post_command}"
+        post = v.state.failed_post_command
         remedy = f"run it by hand: {post} failed, so systemd ended {v.unit}"
         return Finding(
             "start_refused",
@@ -180,7 +180,7 @@ def start_refused(v: View) -> Finding | None:
         )
     if v.exit is not None and never_ran and v.result in ("exit-code", "signal", "core-dump", "protocol"):
         journal = known(v.facts.journal) or ()
-        what = f"ExecStartPre={v.state.failed_command}" if v.state.failed_command else "an ExecStartPre= command"
+        what = v.state.failed_command or "an ExecStartPre= command"
         evidence["failed_command"] = v.state.failed_command
         remedy = f"run it by hand: {what} failed, so the main process of {v.unit} was never started"
         return Finding("start_refused", v.death, remedy, {**evidence, "journal": list(journal[-5:])})
@@ -223,7 +223,7 @@ def condition_skipped(v: View) -> Finding | None:
     if not by:
         return None
     name = (
-        f"ExecCondition={state.failed_command}"
+        state.failed_command or "ExecCondition="
         if skipped_by_command
         else state.failed_condition or (journal[-1] if journal else "") or "a Condition or Assert of the unit"
     )

@@ -359,13 +359,18 @@ def command(properties: dict) -> tuple:
 
 
 def ends(properties: dict, *names: str) -> list:
-    """(words, code, status) of the commands of these properties that have ended, in their order, without those that may fail."""
+    """(command, code, status) of the commands of these properties that have ended, in their order, without those that may fail."""
     return [
-        (tuple(entry[1]), entry[8], entry[9])
+        (in_words(name, entry), entry[8], entry[9])
         for name in names
         for entry in properties.get(name, ())
         if entry[8] and not entry[2]
     ]
+
+
+def in_words(name: str, entry: tuple) -> str:
+    """An entry of ExecStart= and the like as its line in the unit file."""
+    return "%s=%s" % (name, " ".join(entry[1]))
 
 
 def parent_end(properties: dict) -> tuple:
@@ -383,13 +388,12 @@ def failed_command_status(properties: dict) -> int:
 
 def failed_command(properties: dict, *names: str) -> str:
     """The command of these properties that failed last, with its exit status, for people; "" when none failed."""
-    words, status = _failed(properties, *names)
-    return "%s (exit status %d)" % (" ".join(words), status) if status else ""
+    return "%s (exit status %d)" % found if (found := _failed(properties, *names))[1] else ""
 
 
 def _failed(properties: dict, *names: str) -> tuple:
-    failed = [(words, status) for words, code, status in ends(properties, *names) if code == EXITED and status]
-    return failed[-1] if failed else ((), 0)
+    failed = [(line, status) for line, code, status in ends(properties, *names) if code == EXITED and status]
+    return failed[-1] if failed else ("", 0)
 
 
 def target_of(unit: str) -> str | None:

@@ -105,6 +105,7 @@ def test_a_pattern_that_finds_who_looks_is_told_so_without_a_unit(alone, monkeyp
     assert row["remedy"].endswith("look at the control group of its unit, or at its pid file, never at command lines")
 
 
+FAILED = "ExecStartPre=/bin/t (exit status 1)"
 LIMIT = "earlier runs of a.service used up its start limit: run systemctl reset-failed a.service"
 FAILED_PRE = "run it by hand: %s failed, so the main process of a.service was never started"
 
@@ -112,10 +113,11 @@ FAILED_PRE = "run it by hand: %s failed, so the main process of a.service was ne
 @pytest.mark.parametrize(
     ("remedy", "evidence", "failed", "journal", "wanted"),
     [
-        (FAILED_PRE % "ExecStartPre=/bin/t (exit status 1)", {"failed_command": "/bin/t (exit status 1)"}, "/bin/t (exit status 1)", [],
-         FAILED_PRE % "ExecStartPre=/bin/t (exit status 1)"),
+        (FAILED_PRE % FAILED, {"failed_command": FAILED}, FAILED, [],
+         FAILED_PRE % FAILED),
         (FAILED_PRE % "an ExecStartPre= command", {"failed_command": ""}, "", [], FAILED_PRE % "ExecStartPre=/bin/t or /bin/u -x"),
-        (LIMIT, {}, "/bin/t (exit status 1)", [], "run it by hand: ExecStartPre=/bin/t (exit status 1) failed; " + LIMIT),
+        (LIMIT, {}, FAILED, [],
+         "run it by hand: ExecStartPre=/bin/t (exit status 1) failed; " + LIMIT),
         (LIMIT, {}, "", ["Starting a...", "bad line 7", "a.service: Control process exited, code=exited", "a.service: Failed with result 'exit-code'.",
                          "bad line 7", "a.service: Start request repeated too quickly.", "Failed to start a."],
          LIMIT + "; the journal says: bad line 7 | a.service: Start request repeated too quickly."),

@@ -51,7 +51,7 @@ def test_properties_become_facts():
     assert (state.timeout_start, state.runtime_max, state.watchdog, state.restart_sec) == (90.0, 3600.0, None, 0.1)
     assert (state.memory_max, state.invocation_id) == (104857600, "9f226d5633a648729523155d5d07a4fc")
     assert state.failed_condition == "ConditionPathExists=!/no"
-    assert state.failed_command == "/bin/b (exit status 200)"
+    assert state.failed_command == "ExecStartPre=/bin/b (exit status 200)"
     assert systemd.command(ENDED) == ("/bin/sh", "-c", "echo a=b; exit 3")
     state = systemd.unit_state(ABSENT, offset=0.0, job="start")
     assert (state.load_state, state.load_error) == ("not-found", "Unit b.service not found.")
@@ -67,8 +67,10 @@ def test_the_end_of_a_parent_that_left_no_main_process():
 
 def test_a_command_that_failed():
     properties = {"ExecStartPost": [command("/bin/a", "x", code=1, status=2), command("/bin/b")]}
-    assert systemd.failed_command(properties, "ExecStartPost") == "/bin/a x (exit status 2)"
+    assert systemd.failed_command(properties, "ExecStartPost") == "ExecStartPost=/bin/a x (exit status 2)"
     assert systemd.failed_command({"ExecStartPost": [command("/bin/a", code=1)]}, "ExecStartPost") == ""
+    refused = {"ExecCondition": [command("/bin/c", code=1, status=255)], "ExecStartPre": [command("/bin/a")]}
+    assert systemd.unit_state(refused, 0.0, "").failed_command == "ExecCondition=/bin/c (exit status 255)"
     allowed = {"ExecStartPre": [command("/bin/a", code=1, status=2, may_fail=True)]}
     assert systemd.failed_command_status(allowed) == 0, "a command with a dash before it may fail"
 
