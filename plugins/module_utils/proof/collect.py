@@ -580,21 +580,34 @@ class UnitWatch:
         return bool(code)
 
     def _end_before_exec(self, state: UnitState) -> None:
-        """A run that ended without a main process: a pre-command failed, or systemd could not fork."""
+        """A run that ended without a main process: a pre-command failed or was killed, or systemd could not fork."""
         status = systemd.failed_command_status(self.properties)
-        setup = status in SETUP_STATUSES
-        if not setup and state.invocation_id != self.run_id != self._asked_for:
+        setup, killed = status in SETUP_STATUSES, systemd.unfinished_command(self.properties)[1]
+        if not (setup or killed) and state.invocation_id != self.run_id != self._asked_for:
             # The ledger knew the run before systemd was asked, or systemd has forgotten it: the next answer tells which.
             self._asked_for, self.need_show = self.run_id, True
             return
-        if not setup and self._read_certificate(self.run_id):
+        if not (setup or killed) and self._read_certificate(self.run_id):
             return
         if state.result == "success" or state.invocation_id != self.run_id:
             return
         # 200 and up say the same of a pre-command as of the main process, unless it is the command that ended so.
         said = self._setup_error(self.run_id, status) if setup else ""
-        code = 0 if said == "" else EXITED
-        self._end(Exit(ledger.boottime(), code, status, self.run_id, result=state.result, setup_error=said))
+        code = KILLED if killed else 0 if said == "" else EXITED
+        stopped = (
+            self.answer.job_result == "canceled" or state.pending_job in ("stop", "restart") or self._stop_certified()
+        )
+        self._end(
+            Exit(
+                at=ledger.boottime(),
+                code=code,
+                status=killed or status,
+                invocation_id=self.run_id,
+                result=state.result,
+                stop_requested=stopped,
+                setup_error=said,
+            )
+        )
 
     def _setup_error(self, run_id: str, status: int) -> str | Unknown:
         if self.state.control != "systemctl":

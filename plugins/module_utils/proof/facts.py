@@ -138,6 +138,9 @@ class UnitState:
     failed_command: str = ""
     # That of the ExecStartPost= command that failed, likewise: systemd then ends the main process.
     failed_post_command: str = ""
+    # The line of the ExecCondition=, ExecStartPre= or ExecStartPost= command that began and did not end by itself, redacted: it runs
+    # still, or was killed.
+    unfinished_command: str = ""
     # Files of EnvironmentFile= (without "-") that are not there.
     missing_files: tuple[str, ...] = ()
     # FragmentPath=.

@@ -180,9 +180,15 @@ def start_refused(v: View) -> Finding | None:
         )
     if v.exit is not None and never_ran and v.result in ("exit-code", "signal", "core-dump", "protocol"):
         journal = known(v.facts.journal) or ()
-        what = v.state.failed_command or "an ExecStartPre= command"
         evidence["failed_command"] = v.state.failed_command
-        remedy = f"run it by hand: {what} failed, so the main process of {v.unit} was never started"
+        if v.exit.stop_requested:
+            remedy = (
+                f"{v.unit} was asked to stop before its main process was started: start it again if that was not meant"
+            )
+        else:
+            # systemd forgets which one it was when it is reloaded.
+            what = v.state.failed_command or "an ExecStartPre= command"
+            remedy = f"run it by hand: {what} failed, so the main process of {v.unit} was never started"
         return Finding("start_refused", v.death, remedy, {**evidence, "journal": list(journal[-5:])})
     if touched and never_ran and v.restarts == 0 and not v.new_run and v.state.result == "start-limit-hit":
         remedy = f"earlier runs of {v.unit} used up its start limit: run systemctl reset-failed {v.unit}"
@@ -490,10 +496,12 @@ def killed_by_signal(v: View) -> Finding | None:
     if v.exit.code == DUMPED:
         remedy = f"look at the core of {whose} (coredumpctl info {v.exit.pid or v.unit}): it crashed with {name}"
         return Finding("core_dumped", v.death, remedy, evidence)
+    step = v.state.unfinished_command
+    during = f" while {step} ran" if step else ""
     if v.exit.stop_requested:
-        remedy = f"{v.unit} was asked to stop ({name}): start it again if that was not meant"
+        remedy = f"{v.unit} was asked to stop ({name}){during}: start it again if that was not meant"
     else:
-        remedy = f"find out who sent {name} to {whose} (kill, a limit, the kernel log)"
+        remedy = f"find out who sent {name} to {whose}{during} (kill, a limit, the kernel log)"
     return Finding("killed_by_signal", v.death, remedy, evidence)
 
 
@@ -964,7 +972,7 @@ TABLE: tuple[Row, ...] = (
         "12",
         ("killed_by_signal", "core_dumped"),
         ("now",),
-        "code killed or dumped, or exit 128+n (255 is none)",
+        "code killed or dumped, or exit 128+n (255 is none); that of a command before the start where there was no main process",
         "who sent it; look at the core",
         killed_by_signal,
         cause=True,

@@ -17,7 +17,13 @@ import re
 import subprocess
 import time
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import EXITED, UnitState, Unknown
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
+    DUMPED,
+    EXITED,
+    KILLED,
+    UnitState,
+    Unknown,
+)
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import dbus
 
 PRIVATE_SOCKET = "/run/systemd/private"  # the manager's own, for root: it is there without any bus
@@ -331,6 +337,7 @@ def unit_state(properties: dict, offset: float, job: str) -> UnitState:
         missing_files=missing_files(properties) if properties.get("Result") == "resources" else (),
         failed_command=failed_command(properties, "ExecStartPre", "ExecCondition"),
         failed_post_command=failed_command(properties, "ExecStartPost"),
+        unfinished_command=unfinished_command(properties)[0],
         fragment_path=properties.get("FragmentPath", ""),
     )
 
@@ -389,6 +396,20 @@ def failed_command_status(properties: dict) -> int:
 def failed_command(properties: dict, *names: str) -> str:
     """The command of these properties that failed last, with its exit status, for people; "" when none failed."""
     return "%s (exit status %d)" % found if (found := _failed(properties, *names))[1] else ""
+
+
+def unfinished_command(properties: dict) -> tuple:
+    """(line, signal) of the command before or after the start that began last, where it did not end by itself; signal 0: it still runs.
+
+    One with a dash before it, too: it may fail, but what it hangs in or is killed in is the start.
+    """
+    found = [
+        (in_words(name, entry), entry[9] if entry[8] else 0)
+        for name in ("ExecCondition", "ExecStartPre", "ExecStartPost")
+        for entry in properties.get(name, ())
+        if entry[3] and entry[8] in (0, KILLED, DUMPED)
+    ]
+    return found[-1] if found else ("", 0)
 
 
 def _failed(properties: dict, *names: str) -> tuple:

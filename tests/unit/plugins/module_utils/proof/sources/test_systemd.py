@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 
-def command(path, *words, code=0, status=0, may_fail=False):
+def command(path, *words, code=0, status=0, may_fail=False, began=0):
     """An entry of ExecStart= and the like, a(sasbttttuii)."""
-    return (path, [path, *words], may_fail, 0, 0, 0, 0, 7, code, status)
+    return (path, [path, *words], may_fail, began, began, 0, 0, 7, code, status)
 
 
 ENDED = {
@@ -73,6 +73,31 @@ def test_a_command_that_failed():
     assert systemd.unit_state(refused, 0.0, "").failed_command == "ExecCondition=/bin/c (exit status 255)"
     allowed = {"ExecStartPre": [command("/bin/a", code=1, status=2, may_fail=True)]}
     assert systemd.failed_command_status(allowed) == 0, "a command with a dash before it may fail"
+
+
+@pytest.mark.parametrize(
+    ("properties", "found"),
+    [
+        (
+            {"ExecStartPre": [command("/bin/a", code=1, began=5), command("/bin/s", "9", began=6)]},
+            ("ExecStartPre=/bin/s 9", 0),
+        ),
+        (
+            {"ExecStartPre": [command("/bin/s", "9", code=2, status=15, began=6), command("/b")]},
+            ("ExecStartPre=/bin/s 9", 15),
+        ),
+        ({"ExecStartPre": [command("/bin/s", code=2, status=15, began=6, may_fail=True)]}, ("ExecStartPre=/bin/s", 15)),
+        (
+            {"ExecStartPre": [command("/b", code=1, began=5)], "ExecStartPost": [command("/p", began=6)]},
+            ("ExecStartPost=/p", 0),
+        ),
+        ({"ExecCondition": [command("/c", code=3, status=6, began=5)]}, ("ExecCondition=/c", 6)),
+        ({"ExecStartPre": [command("/b", code=1, status=1, began=5)], "ExecStart": [command("/x", began=6)]}, ("", 0)),
+        ({"ExecStartPost": [command("/p")]}, ("", 0)),
+    ],
+)
+def test_a_command_that_did_not_end_by_itself(properties, found):
+    assert systemd.unfinished_command(properties) == found
 
 
 SPAWN = '{"MESSAGE_ID": "%s", "MESSAGE": "Failed at step USER spawning /x: No such process"}' % systemd.SPAWN_FAILED
