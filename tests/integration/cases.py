@@ -512,7 +512,7 @@ if ctypes.CDLL(None).vfork() == 0:
          fact='case $(prop Result) in timeout | protocol) ;; *) false ;; esac'),
     Case("pre-command-hangs", "start_timeout", "ExecStartPre= does not end",
          service="ExecStartPre=/bin/sleep 600\nTimeoutStartSec=2",
-         fact='[ "$(prop Result)" = timeout ]'),
+         fact='[ "$(prop Result)" = timeout ]', evidence=("ExecStartPre=/bin/sleep 600",)),
     Case("listed-exit", "exited_nonzero", "exit 3, which SuccessExitStatus= lists: systemd calls it a success",
          bash("echo no data; exit 3"),
          service="SuccessExitStatus=3", fact='[ "$(prop Result)" = success ]'),

@@ -117,9 +117,10 @@ class UnitState:
     failed_condition: str = ""
     # ControlGroup=, "" when there is none.
     control_group: str = ""
-    # NotifyAccess=, PIDFile=.
+    # NotifyAccess=, PIDFile=, BusName=.
     notify_access: str = "none"
     pid_file: str = ""
+    bus_name: str = ""
     # The command that starts and stops it: systemctl, or supervisorctl with its configuration where no systemd runs; "" for
     # a unit of launchproof run there, which nothing keeps.
     control: str = "systemctl"

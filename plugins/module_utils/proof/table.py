@@ -477,8 +477,16 @@ def time_limit(v: View) -> Finding | None:
     if v.facts.was_active or (v.exit is not None and v.exit.stop_requested):
         return None
     evidence["timeout_start_s"] = v.state.timeout_start
-    needs = {"notify": "READY=1 was never sent", "forking": "the parent did not exit, or the PID file is missing"}
-    why = needs.get(v.state.type, "a start command did not finish")
+    needs = {
+        "notify": "READY=1 was never sent",
+        "notify-reload": "READY=1 was never sent",
+        "forking": "the parent did not exit, or the PID file is missing",
+        "dbus": f"its BusName= ({v.state.bus_name}) never came on the bus",
+    }
+    # systemd waits for one step at a time: what the type needs comes after ExecStartPre= and before ExecStartPost=.
+    step = v.state.unfinished_command
+    why = f"{step} did not finish" if step else needs.get(v.state.type, "a start command did not finish")
+    evidence["hung_in"] = step
     remedy = f"{v.unit} was not up within {_seconds(v.state.timeout_start)} (Type={v.state.type}): {why}"
     return Finding("start_timeout", since, remedy, evidence)
 

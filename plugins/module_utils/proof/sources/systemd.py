@@ -43,7 +43,7 @@ PROPERTIES = {
     "ExecMainStatus", "ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic", "NRestarts", "ConditionResult",
     "ConditionTimestampMonotonic", "Conditions", "AssertResult", "AssertTimestampMonotonic", "Asserts", "ControlGroup", "NotifyAccess", "PIDFile",
     "Job", "Restart", "RestartUSec", "RuntimeMaxUSec", "TimeoutStartUSec", "WatchdogUSec", "MemoryMax", "FragmentPath", "DropInPaths", "User",
-    "ExecStart", "ExecStartPre", "ExecStartPost", "ExecCondition", "EnvironmentFiles", "StandardOutput", "WorkingDirectory",
+    "ExecStart", "ExecStartPre", "ExecStartPost", "ExecCondition", "EnvironmentFiles", "StandardOutput", "WorkingDirectory", "BusName",
     *MAY_MUTE_SETUP,
 }  # fmt: skip
 UNSET = (None, "", [], (False, []), (False, ""), -1)
@@ -327,6 +327,7 @@ def unit_state(properties: dict, offset: float, job: str) -> UnitState:
         control_group=properties.get("ControlGroup", ""),
         notify_access=properties.get("NotifyAccess", "none"),
         pid_file=properties.get("PIDFile", ""),
+        bus_name=properties.get("BusName", ""),
         pending_job=job,
         restart=properties.get("Restart", "no"),
         restart_sec=span("RestartUSec") or 0.0,
