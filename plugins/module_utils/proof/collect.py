@@ -60,9 +60,10 @@ BEFORE_EXEC = ("/systemd/systemd", "/systemd/systemd-executor", "/sbin/init")
 SETUP_STATUSES = range(200, 246)
 
 
-def journal_output(run_id: str) -> tuple:
-    """The command that prints what a run wrote to the journal."""
-    return ("journalctl", "--lines=all", "--quiet", "--output=cat", "_SYSTEMD_INVOCATION_ID=" + run_id)
+def journal_output(run_id: str, namespace: str) -> tuple:
+    """The command that prints what a run wrote to the journal, which may be one of its own (LogNamespace=)."""
+    words = ("--lines=all", "--quiet", "--output=cat", "_SYSTEMD_INVOCATION_ID=" + run_id)
+    return ("journalctl", *systemd.in_namespace(namespace), *words)
 
 
 def signal_number(text: str) -> int:
@@ -342,7 +343,7 @@ class UnitWatch:
         self._log_error = systemd.journal_closed()
         try:
             self._follower = subprocess.Popen(
-                (*journal_output(run_id), "--follow"),
+                (*journal_output(run_id, self._namespace), "--follow"),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -770,13 +771,19 @@ class UnitWatch:
         for scanner in self._scanners.values():
             scanner.settle(now, ended=True)
 
+    @property
+    def _namespace(self) -> str:
+        return self.properties.get("LogNamespace", "")
+
     def _whole_journal(self, now: float) -> Scanner:
         """All output of the run that has ended: its last lines may still be on their way when its death is known."""
         scanner = Scanner(self.spec, self.redact)
-        systemd.journalctl("--sync")
+        systemd.journalctl(*systemd.in_namespace(self._namespace), "--sync")
         with contextlib.suppress(OSError):
             quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            with subprocess.Popen(journal_output(self.run_id), stdout=subprocess.PIPE, **quiet) as child:
+            with subprocess.Popen(
+                journal_output(self.run_id, self._namespace), stdout=subprocess.PIPE, **quiet
+            ) as child:
                 for data in iter(functools.partial(child.stdout.read, logfile.PIECE), b""):
                     scanner.feed(data, now)
         return scanner

@@ -467,6 +467,11 @@ def journal(unit: str, invocation_id: str, lines: int = 20) -> tuple | Unknown:
     return journalctl("--no-pager", "--output=cat", "--lines=%d" % lines, *matches)
 
 
+def in_namespace(namespace: str) -> tuple:
+    """What makes journalctl read the journal of a LogNamespace=; "" is the one that is everybody's."""
+    return ("--namespace=" + namespace,) if namespace else ()
+
+
 def journalctl(*words: str) -> tuple | Unknown:
     """The lines that journalctl prints; Unknown where it cannot."""
     try:

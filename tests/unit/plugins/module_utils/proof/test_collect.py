@@ -65,6 +65,13 @@ def test_a_clock_that_steps_makes_no_heartbeat_older_or_younger(tmp_path, monkey
 
 
 RUN = "0" * 31 + "1"
+
+
+def test_the_journal_of_a_namespace_is_another_one():
+    assert not any("namespace" in word for word in collect.journal_output(RUN, ""))
+    assert "--namespace=x" in collect.journal_output(RUN, "x")
+
+
 PARENT_ENDED = {"ExecStart": [("/bin/d", ["/bin/d"], False, 0, 0, 0, 0, 70, 1, 0)]}
 FAILED = facts.UnitState(
     load_state="loaded", active_state="failed", sub_state="failed", type="forking", result="protocol", invocation_id=RUN
