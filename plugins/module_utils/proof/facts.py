@@ -293,7 +293,7 @@ class LogPlace:
     """Whether the job's user can write at the log's place. Sources: statvfs, access probe by that user, open errno."""
 
     path: str
-    # Name of the errno that a write there gives: ENOSPC, EDQUOT, EROFS, EACCES, ENOENT, ENOTDIR, EISDIR; "" when it
+    # Name of the errno that a write there gives: ENOSPC, EDQUOT, EROFS, EACCES, ELOOP, ENOENT, ENOTDIR, EISDIR; "" when it
     # can be written.
     error: str = ""
     # Free bytes and free inodes for that user (f_bavail, f_favail); None when the file system does not count inodes.

@@ -47,6 +47,7 @@ _UNWRITABLE = {
     "EDQUOT": "raise or free the quota of {user} at {mount}",
     "EROFS": "mount {mount} writable, or put the log elsewhere",
     "EACCES": "let {user} write there: chown the folder of {path}",
+    "ELOOP": "remove the symbolic links there, which lead to each other",
 }
 
 
@@ -398,7 +399,7 @@ def log_unwritable(v: View) -> Finding | None:
     stdout_failed = v.nonzero and v.exit.status == 209
     if stdout_failed or v.mute:
         since = v.death if v.exit else NOW
-    elif error == "EACCES":
+    elif error in ("EACCES", "ELOOP"):
         return None  # it could write before
     elif v.nonzero and all("No space left" in match.line for match in v.open_forbidden):
         since = v.death
@@ -952,7 +953,7 @@ TABLE: tuple[Row, ...] = (
         "9",
         ("log_unwritable",),
         ("now", "stall"),
-        "ENOSPC, EDQUOT, EROFS, EACCES or no inodes at the log's place, with 209 or no bytes; all but EACCES also where exit ≠ 0 without "
+        "ENOSPC, EDQUOT, EROFS, EACCES, ELOOP or no inodes at the log's place, with 209 or no bytes; all but EACCES and ELOOP also where exit ≠ 0 without "
         "another known pattern follows some bytes, or progress is overdue",
         "free space, owner, mount",
         log_unwritable,

@@ -19,6 +19,8 @@ PIECE = 256 * 1024  # bytes read at once
 PIECES = 8  # pieces of one log in a row, then other units get their turn
 HEAD, TAIL = 1 << 20, 8 << 20  # bytes of a log that was written before we came: more is not needed to see how it goes
 MARK = 64  # bytes before our place by which a log is known that was emptied and filled again between two looks
+# There is no file, and no right would make one readable. ELOOP is of links that lead to each other.
+NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 PROBE_BYTES = 4096  # one block: enough for ENOSPC and EDQUOT
 
 
@@ -26,8 +28,10 @@ def identity(path: str) -> tuple | None:
     """(device, inode, size) of I(path), None where there is no such file. Raises OSError where it cannot be known."""
     try:
         about = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return None
+        raise
     return about.st_dev, about.st_ino, about.st_size
 
 
@@ -110,10 +114,9 @@ class Tail:
             if not stat.S_ISREG(os.stat(self.path).st_mode):
                 return
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except (FileNotFoundError, NotADirectoryError):
-            return
         except OSError as error:
-            self.error = "%s: %s" % (self.path, error.strerror)
+            if error.errno not in NO_FILE:
+                self.error = "%s: %s" % (self.path, error.strerror)
             return
         about = os.fstat(descriptor)
         self._file, self._inode = descriptor, (about.st_dev, about.st_ino)

@@ -446,6 +446,9 @@ CASES = [
         also=("died_before_log",),
         remedy="dflash",
     ),
+    Case("links-that-lead-to-each-other", "log_unwritable", 2,
+         died(209, exec_seen=False, log=SILENT, log_place=f.LogPlace(LOG, "ELOOP", 4096, 10, "dflash", "/var")),
+         also=("died_before_log",), remedy="remove the symbolic links"),
     Case(
         "disk-full-after-some-lines-and-died-of-it",
         "log_unwritable",

@@ -139,6 +139,18 @@ def test_what_is_no_file_is_no_log(log, make):
     assert not reader.tail.exists and reader.read()[0] == b""
 
 
+def test_links_that_lead_to_each_other_are_no_missing_right(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    path = str(tmp_path / "a")
+    assert logfile.identity(path) is None
+    reader = Reader(path)
+    assert (reader.tail.error, reader.tail.exists) == ("", False)
+    assert logfile.probe_place(path, "").error == "ELOOP"
+    reader.tail.close()
+    reader.loop.close()
+
+
 def test_what_was_written_since_it_was_emptied_can_be_read_again(log, reader):
     append(log, b"old\n")
     reader.read()
