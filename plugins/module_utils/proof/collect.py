@@ -809,7 +809,12 @@ class UnitWatch:
             return Unknown(closed[0])
         logs = [
             self._scanners[tail].log(
-                tail.path, exists=tail.exists, size=tail.size, changed=tail.change, old_match=self._old_match
+                tail.path,
+                exists=tail.exists,
+                kind=tail.kind,
+                size=tail.size,
+                changed=tail.change,
+                old_match=self._old_match,
             )
             for tail in self._tails
         ]

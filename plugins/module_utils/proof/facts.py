@@ -261,6 +261,8 @@ class Log:
 
     path: str
     exists: bool = True
+    # What is there where it is no regular file, so that nothing can be read from it: fifo, socket, device, folder; "" otherwise.
+    kind: str = ""
     # Size, bytes. Source: fstat.
     size: int = 0
     # Bytes this run wrote (NUL holes left out), and when the last of them came, None when none did.

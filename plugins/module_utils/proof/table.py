@@ -697,6 +697,8 @@ def log_misrouted(v: View) -> Finding | None:
     where = f"the deleted {v.path}" if v.lost else f"{', '.join(places[:4])} and not to {v.path}"
     if v.path in places and not v.lost:
         where = f"a {v.path} that only it sees (PrivateTmp=, RootDirectory=, another mount)"
+    if v.log.kind:
+        where = f"{', '.join(places[:4])}; {v.path} is a {v.log.kind}, and a log must be a regular file, which can be read again"
     return Finding(
         "log_misrouted",
         v.first_log_deadline,
@@ -1077,7 +1079,8 @@ TABLE: tuple[Row, ...] = (
         "23",
         ("log_misrouted",),
         ("first_log",),
-        "no process of the unit has the declared log open or wrote to it, while its output goes elsewhere (null, deleted file, another path)",
+        "no process of the unit has the declared log open or wrote to it, while its output goes elsewhere (null, deleted file, another path, "
+        "a log that is no regular file)",
         "name where it goes",
         log_misrouted,
     ),

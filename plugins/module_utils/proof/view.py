@@ -501,7 +501,10 @@ class View:
     def log_evidence(self, lines: int = 5) -> dict[str, Any]:
         if self.log is None:
             return {"log": {"path": self.path, "unknown": self.facts.log.why}}
-        data: dict[str, Any] = {"path": self.log.path, "exists": self.log.exists, "new_bytes": self.log.new_bytes}
+        exists = self.log.exists or bool(self.log.kind)
+        data: dict[str, Any] = {"path": self.log.path, "exists": exists, "new_bytes": self.log.new_bytes}
+        if self.log.kind:
+            data["kind"] = self.log.kind
         if self.log.changed:
             data["changed"] = self.log.changed
         if lines and self.log.tail:

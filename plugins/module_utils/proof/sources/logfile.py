@@ -21,6 +21,9 @@ HEAD, TAIL = 1 << 20, 8 << 20  # bytes of a log that was written before we came:
 MARK = 64  # bytes before our place by which a log is known that was emptied and filled again between two looks
 # There is no file, and no right would make one readable. ELOOP is of links that lead to each other.
 NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+KINDS = {
+    stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "folder",
+}  # fmt: skip
 PROBE_BYTES = 4096  # one block: enough for ENOSPC and EDQUOT
 
 
@@ -73,6 +76,16 @@ class Tail:
     @property
     def exists(self) -> bool:
         return self._file is not None
+
+    @property
+    def kind(self) -> str:
+        """What is at the path where that is no regular file: fifo, socket, device or folder; "" otherwise."""
+        if self._file is not None:
+            return ""
+        try:
+            return KINDS.get(stat.S_IFMT(os.stat(self.path).st_mode), "")
+        except OSError:
+            return ""
 
     @property
     def size(self) -> int:

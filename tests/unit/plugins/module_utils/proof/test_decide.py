@@ -752,6 +752,10 @@ CASES = [
         at_once=False,
         remedy="PrivateTmp=",
     ),
+    Case("a-fifo-that-somebody-reads", "log_misrouted", 60.5,
+         {"log": replace(SILENT, exists=False, kind="fifo"), "processes": (process(has_log=False, outputs=(LOG,)),)},
+         also=("silent",), at_once=False, evidence={"log": {"path": LOG, "exists": True, "new_bytes": 0, "kind": "fifo"}},
+         remedy=f"{LOG} is a fifo"),
     # 24
     Case(
         "old-lines",

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 
 import pytest
@@ -130,13 +131,25 @@ def test_a_log_that_is_written_over_is_read_as_far_as_the_writer_has_come(log):
         assert process.place(os.getpid(), reader.tail.inode) == 0
 
 
+def bind(path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
 @pytest.mark.parametrize(
-    "make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/dev/null", path)], ids=["folder", "pipe", "device"]
+    ("make", "kind"),
+    [
+        (os.mkdir, "folder"),
+        (os.mkfifo, "fifo"),
+        (bind, "socket"),
+        (lambda path: os.symlink("/dev/null", path), "device"),
+        (lambda path: None, ""),
+    ],
 )
-def test_what_is_no_file_is_no_log(log, make):
+def test_what_is_no_file_is_no_log(log, make, kind):
     make(log)
     reader = Reader(log, logfile.identity(str(log)))
-    assert not reader.tail.exists and reader.read()[0] == b""
+    assert not reader.tail.exists and reader.read()[0] == b"" and reader.tail.kind == kind
 
 
 def test_links_that_lead_to_each_other_are_no_missing_right(tmp_path):
