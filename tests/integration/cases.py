@@ -804,6 +804,18 @@ for part in range(99):
     Case("h-wrapped", "ok_progressing", "a shell between systemd and the worker",
          bash("python3 -u $DIR/steps"), before='echo "$STEPS" > $DIR/steps',
          proof={"progress": STEP}, fact="grep -q step=2 $LOG"),
+    Case("h-first-thread-gone", "ok_progressing", "the main thread has ended, another one of the process works on",
+         python("""
+import ctypes, platform, threading, time
+def work():
+    for i in range(1, 9999):
+        print(f"ev=step step={i}")
+        time.sleep(0.3)
+threading.Thread(target=work).start()
+time.sleep(1)
+ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)""", "-u"),
+         proof={"progress": STEP, "process": {"stable_for": 4}},
+         fact='systemctl is-active $UNIT && [ "$(cut -d" " -f3 /proc/$(prop MainPID)/stat)" = Z ]'),
     Case("h-pre-command", "ok_progressing", "commands before and after the start print into the log too",
          service="ExecStartPre=/bin/echo preparing\nExecStartPost=/bin/echo started", proof={"progress": STEP},
          fact="grep -q step=2 $LOG && grep -q started $LOG"),

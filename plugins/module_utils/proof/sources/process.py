@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -56,6 +57,19 @@ def dumping_core(pid: int) -> bool:
             return b"\nCoreDumping:\t1\n" in handle.read()
     except OSError:
         return False
+
+
+def living_thread(pid: int) -> tuple:
+    """(id, state) of a thread that goes on where the first one has ended, else (I(pid), "Z").
+
+    The kernel shows the state of the first thread as the process's, whose files and memory only the others still have: proc(5).
+    """
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/%d/task" % pid):
+            fields = read_stat(int(name))
+            if fields and fields["state"] not in "ZXx":
+                return int(name), fields["state"]
+    return pid, "Z"
 
 
 def argv(pid: int) -> tuple:
@@ -182,18 +196,21 @@ def process(pid: int, main_pid: int, log: tuple | None, detailed: bool, clean=st
     fields = read_stat(pid)
     if fields is None:
         return None
+    seen_by = pid
     if pid == main_pid and dumping_core(pid):
         fields["state"] = "X"  # it has ended, although it may take seconds to write the core
+    elif fields["state"] == "Z":
+        seen_by, fields["state"] = living_thread(pid)
     details = {}
     if detailed and fields["state"] not in "ZX":
-        where, has_log = outputs(pid, log)
-        details = {"invocation_id": invocation_id(pid), "outputs": where, "has_log": has_log}
+        where, has_log = outputs(seen_by, log)
+        details = {"invocation_id": invocation_id(seen_by), "outputs": where, "has_log": has_log}
     return Process(
         pid=pid,
         started_at=fields["started_at"],
         state=fields["state"],
         main=pid == main_pid,
-        argv=tuple(clean(part) for part in argv(pid)),
+        argv=tuple(clean(part) for part in argv(seen_by)),
         **details,
     )
 

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -74,6 +75,31 @@ def test_a_process_of_ours():
             "a zombie passes kill -0 and is none"
         )
     assert process.process(child.pid, child.pid, None, detailed=True) is None
+
+
+LEADER_GONE = """
+import ctypes, threading, sys
+threading.Thread(target=sys.stdin.read).start()
+print("up", file=sys.stderr, flush=True)
+ctypes.CDLL(None).syscall(%d, 0)  # exit(2) of this thread alone
+""" % (60 if os.uname().machine == "x86_64" else 93)
+
+
+def test_a_process_lives_as_long_as_one_of_its_threads(tmp_path):
+    pipe, words = subprocess.PIPE, [sys.executable, "-c", LEADER_GONE]
+    with open(tmp_path / "log", "a") as log, subprocess.Popen(words, stdin=pipe, stdout=log, stderr=pipe) as child:
+        assert child.stderr.readline() == b"up\n"
+        about = os.fstat(log.fileno())
+        for _try in range(100):
+            if process.read_stat(child.pid)["state"] == "Z":
+                break
+            time.sleep(0.05)
+        assert process.read_stat(child.pid)["state"] == "Z", "of the first thread"
+        seen = process.process(child.pid, child.pid, (about.st_dev, about.st_ino), detailed=True)
+        assert seen.alive and seen.main and seen.has_log is True and seen.argv[1] == "-c"
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process.process(child.pid, child.pid, None, detailed=True).state == "Z"
 
 
 def test_a_log_that_is_only_read_is_not_held(tmp_path):
