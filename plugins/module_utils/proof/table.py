@@ -464,13 +464,19 @@ def time_limit(v: View) -> Finding | None:
         return None
     evidence = {**v.unit_evidence(), **v.exit_evidence()}
     since = v.death if v.exit else NOW
-    if v.result == "watchdog":
-        evidence["watchdog_s"] = v.state.watchdog
-        remedy = (
-            f"{v.unit} sent no keep-alive within {_seconds(v.state.watchdog)}: send WATCHDOG=1, or raise WatchdogSec="
-        )
-        return Finding("watchdog", since, remedy, evidence)
     lived = (v.exit.at if v.exit else v.facts.at) - v.began
+    if v.result == "watchdog":
+        limit = v.state.watchdog
+        evidence["watchdog_s"] = limit
+        remedy = f"{v.unit} sent no keep-alive within {_seconds(limit)}: send WATCHDOG=1, or raise WatchdogSec="
+        # Of a run before this one it is not known when it began.
+        if limit is not None and lived < limit and (v.exit is None or v.exit.invocation_id in ("", v.facts.run_id)):
+            evidence["lived_s"] = round(lived, 3)
+            remedy = (
+                f"{v.unit} lived for {lived:.1f} s, less than WatchdogSec= ({_seconds(limit)}): its program itself called for its end "
+                "(WATCHDOG=trigger, or a shorter WATCHDOG_USEC=); see what it found wrong"
+            )
+        return Finding("watchdog", since, remedy, evidence)
     if v.state.runtime_max is not None and lived >= 0.95 * v.state.runtime_max:
         evidence["runtime_max_s"] = v.state.runtime_max
         remedy = f"{v.unit} reached RuntimeMaxSec= ({_seconds(v.state.runtime_max)}): raise it, or make the job shorter"
