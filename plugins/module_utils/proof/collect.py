@@ -929,7 +929,29 @@ class UnitWatch:
             user=self.properties.get("User") or self.user,
             working_directory=self.properties.get("WorkingDirectory", "").lstrip("!-"),
             host=self.host,
+            **self._errors(log),
         )
+
+    def _errors(self, log) -> dict:
+        """Where else to look, of a run that failed without a byte in its log: fields of Facts."""
+        last = self.exits[-1] if self.exits else None
+        if last is None or last.code != EXITED or not last.status or not isinstance(log, Log) or log.new_bytes:
+            return {}
+        name = "StandardOutput" if self.properties.get("StandardError") == "inherit" else "StandardError"
+        kind = self.properties.get(name, "")
+        path = "/dev/null" if kind == "null" else systemd.declared_output(self.unit, self.properties, name)
+        own_tmp = log.path.startswith(("/tmp/", "/var/tmp/")) and bool(self.properties.get("PrivateTmp"))
+        if path and not self._in_ledger(path) and path != log.path:
+            lines = logfile.last_lines(path, self.run_started_at or self.baseline.taken_at)
+            return {"errors_at": path, "errors_tail": tuple(map(self.redact, lines)), "own_tmp": own_tmp}
+        if kind.startswith("journal") and log.path != "journal":
+            # Its lines are not quoted: the exec would cost more than they decide.
+            words = (
+                *systemd.in_namespace(self._namespace),
+                "_SYSTEMD_INVOCATION_ID=" + (last.invocation_id or self.run_id),
+            )
+            return {"errors_at": "the journal (journalctl %s)" % " ".join(words), "own_tmp": own_tmp}
+        return {"own_tmp": own_tmp and path != log.path}
 
     def _worth_probing(self, log: Log, now: float) -> bool:
         """Whether it is time to try to write beside the log: once in each silence, and at an end that may be due to that."""

@@ -426,6 +426,12 @@ class Facts:
     command: tuple[str, ...] = ()
     user: str = ""
     working_directory: str = ""
+    # Where its errors go where that is not its log ("/x.err", "the journal (journalctl …)"), and the last lines of this run there,
+    # redacted, where that is a file. Read only of a run that failed and wrote nothing to its log.
+    errors_at: str = ""
+    errors_tail: tuple[str, ...] = ()
+    # The log is in a /tmp of which the unit has its own (PrivateTmp=).
+    own_tmp: bool = False
     # The host, for the row.
     host: str = ""
 

@@ -538,9 +538,19 @@ def died_before_log(v: View) -> Finding | None:
         return None
     user = f" as {v.facts.user}" if v.facts.user else ""
     where = f" in {v.facts.working_directory}" if v.facts.working_directory else ""
-    remedy = f"{v.unit} ended with {how(v.exit)} and wrote nothing to {v.path}: run it by hand{user}{where}: {v.command or 'its ExecStart='}"
+    tail = v.facts.errors_tail
+    aside = f"; its errors go to {v.facts.errors_at}" if v.facts.errors_at else ""
+    aside += f", whose last line is {tail[-1].strip()!r}" if tail else ""
+    aside += "; its /tmp is one of its own (PrivateTmp=), so what it wrote there is not here" if v.facts.own_tmp else ""
+    by_hand = f"run it by hand{user}{where}: {v.command or 'its ExecStart='}"
+    evidence: dict[str, Any] = {"command": list(v.facts.command), **v.exit_evidence(), **v.log_evidence()}
+    if v.facts.errors_at:
+        evidence["errors"] = {"go_to": v.facts.errors_at, "tail": list(tail)}
     return Finding(
-        "died_before_log", v.death, remedy, {"command": list(v.facts.command), **v.exit_evidence(), **v.log_evidence()}
+        "died_before_log",
+        v.death,
+        f"{v.unit} ended with {how(v.exit)} and wrote nothing to {v.path}{aside}: {by_hand}",
+        evidence,
     )
 
 

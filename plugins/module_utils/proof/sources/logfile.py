@@ -24,6 +24,8 @@ NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 KINDS = {
     stat.S_IFIFO: "fifo", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFDIR: "folder",
 }  # fmt: skip
+TICK = 0.05  # s by which the time of a write may lag: the kernel dates it with its last tick
+LAST_BYTES, LAST_LINES = 4096, 5  # of another file than the log, read and kept for the reader of a verdict
 PROBE_BYTES = 4096  # one block: enough for ENOSPC and EDQUOT
 
 
@@ -232,6 +234,21 @@ def old_bytes(path: str, start: tuple | None) -> bytes:
             return os.pread(handle.fileno(), min(PIECE, start[2]), max(start[2] - PIECE, 0))
     except OSError:
         return b""
+
+
+def last_lines(path: str, since: float) -> tuple:
+    """The last lines of a file that was written to after I(since), CLOCK_BOOTTIME s; () where there are none, or none can be read."""
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as handle:
+            about = os.fstat(handle.fileno())
+            age = time.clock_gettime(time.CLOCK_BOOTTIME) - since
+            if not stat.S_ISREG(about.st_mode) or about.st_mtime + TICK < time.time() - age:
+                return ()
+            handle.seek(max(about.st_size - LAST_BYTES, 0))
+            lines = handle.read(LAST_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(line for line in lines if line.strip())[-LAST_LINES:]
 
 
 def mount_of(path: str, mountinfo: str = "/proc/self/mountinfo") -> str:

@@ -44,6 +44,7 @@ PROPERTIES = {
     "ConditionTimestampMonotonic", "Conditions", "AssertResult", "AssertTimestampMonotonic", "Asserts", "ControlGroup", "NotifyAccess", "PIDFile",
     "Job", "Restart", "RestartUSec", "RuntimeMaxUSec", "TimeoutStartUSec", "WatchdogUSec", "MemoryMax", "FragmentPath", "DropInPaths", "User",
     "ExecStart", "ExecStartPre", "ExecStartPost", "ExecCondition", "EnvironmentFiles", "StandardOutput", "WorkingDirectory", "BusName",
+    "StandardError", "PrivateTmp",
     *MAY_MUTE_SETUP,
 }  # fmt: skip
 UNSET = (None, "", [], (False, []), (False, ""), -1)
@@ -424,8 +425,8 @@ def target_of(unit: str) -> str | None:
     return match.group(1) + ".target" if match else None
 
 
-def declared_output(unit: str, properties: dict) -> str | None:
-    """The file that StandardOutput= of the unit names, None where it names none.
+def declared_output(unit: str, properties: dict, name: str = "StandardOutput") -> str | None:
+    """The file that StandardOutput= (or another setting of that kind) of the unit names, None where it names none.
 
     The property holds only the word "append" or "file" (tried with systemd 252), so the unit's files are read.
     """
@@ -435,7 +436,7 @@ def declared_output(unit: str, properties: dict) -> str | None:
         try:
             with open(path, encoding="utf-8", errors="replace") as handle:
                 for line in handle:
-                    match = re.match(r"\s*StandardOutput\s*=\s*(.*?)\s*$", line)
+                    match = re.match(r"\s*%s\s*=\s*(.*?)\s*$" % name, line)
                     if match:
                         found = match.group(1)
         except OSError:

@@ -72,6 +72,36 @@ def test_the_journal_of_a_namespace_is_another_one():
     assert "--namespace=x" in collect.journal_output(RUN, "x")
 
 
+@pytest.mark.parametrize(
+    ("lines", "properties", "path", "found"),
+    [
+        ("", {"StandardError": "inherit", "StandardOutput": "append"}, "/l", {"own_tmp": False}),
+        ("StandardOutput=append:/l\n", {"StandardError": "inherit", "StandardOutput": "append"}, "/l", {"own_tmp": False}),
+        ("StandardOutput=append:/o\n", {"StandardError": "inherit", "StandardOutput": "append"}, "/l",
+         {"errors_at": "/o", "errors_tail": (), "own_tmp": False}),
+        ("StandardError=file:/e\n", {"StandardError": "file", "StandardOutput": "append"}, "/l",
+         {"errors_at": "/e", "errors_tail": (), "own_tmp": False}),
+        ("", {"StandardError": "null"}, "/l", {"errors_at": "/dev/null", "errors_tail": (), "own_tmp": False}),
+        ("", {"StandardError": "journal"}, "/l",
+         {"errors_at": "the journal (journalctl _SYSTEMD_INVOCATION_ID=%s)" % RUN, "own_tmp": False}),
+        ("", {"StandardError": "inherit", "StandardOutput": "journal"}, "journal", {"own_tmp": False}),
+        ("StandardOutput=append:/tmp/l\n", {"StandardError": "inherit", "PrivateTmp": True}, "/tmp/l", {"own_tmp": False}),
+        ("", {"StandardError": "inherit", "PrivateTmp": True}, "/tmp/l", {"own_tmp": True}),
+        ("", {"StandardError": "inherit", "PrivateTmp": False}, "/tmp/l", {"own_tmp": False}),
+    ],
+)  # fmt: skip
+def test_where_else_to_look_for_the_errors_of_a_run_that_wrote_no_log(tmp_path, lines, properties, path, found):
+    (tmp_path / "a.service").write_text("[Service]\n" + lines)
+    unit = object.__new__(collect.UnitWatch)
+    unit.unit, unit.paths, unit.redact, unit.run_started_at = "a.service", ledger.Paths(str(tmp_path)), str, 1.0
+    unit.properties, unit.run_id = {"FragmentPath": str(tmp_path / "a.service"), **properties}, RUN
+    unit.exits = [facts.Exit(2.0, facts.EXITED, 1, RUN)]
+    assert unit._errors(facts.Log(path)) == found
+    assert unit._errors(facts.Log(path, new_bytes=1)) == {}, "it wrote"
+    unit.exits = []
+    assert unit._errors(facts.Log(path)) == {}, "it lives"
+
+
 PARENT_ENDED = {"ExecStart": [("/bin/d", ["/bin/d"], False, 0, 0, 0, 0, 70, 1, 0)]}
 FAILED = facts.UnitState(
     load_state="loaded", active_state="failed", sub_state="failed", type="forking", result="protocol", invocation_id=RUN

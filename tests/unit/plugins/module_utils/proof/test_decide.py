@@ -617,6 +617,11 @@ CASES = [
     ),
     # 14, 15
     Case("bin-false", "died_before_log", 2, died(1, log=SILENT), remedy="as dflash: /usr/bin/python3 train.py"),
+    Case("errors-elsewhere", "died_before_log", 2,
+         died(1, log=SILENT, errors_at="/var/log/x.err", errors_tail=("Traceback", "ValueError: seven is odd")),
+         remedy="its errors go to /var/log/x.err, whose last line is 'ValueError: seven is odd': run it by hand",
+         evidence={"errors": {"go_to": "/var/log/x.err", "tail": ["Traceback", "ValueError: seven is odd"]}}),
+    Case("log-in-a-tmp-of-its-own", "died_before_log", 2, died(1, log=SILENT, own_tmp=True), remedy="(PrivateTmp=)"),
     Case("usage", "exited_nonzero", 2, died(2), remedy="ev=loading"),
     Case("exit-255-is-no-signal", "exited_nonzero", 2, died(255)),
     Case("collected-since", "exited_nonzero", 2, {"systemd": f.UnitState(), "exits": (f.Exit(BEGAN + 1, 1, 3, "new"),), "processes": ()}),

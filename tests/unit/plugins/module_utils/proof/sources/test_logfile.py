@@ -236,6 +236,17 @@ def test_of_a_large_log_that_was_there_the_middle_is_left_out(log):
     assert reader.tail.read_bytes <= logfile.HEAD + logfile.TAIL + logfile.PIECE
 
 
+def test_the_last_lines_of_another_file_are_those_of_this_run(tmp_path):
+    path, now = tmp_path / "err", time.clock_gettime(time.CLOCK_BOOTTIME)
+    path.write_text("x" * 9000 + "\none\n\ntwo\n")
+    assert logfile.last_lines(str(path), now - 1)[-2:] == ("one", "two")
+    os.utime(path, (time.time() - 60, time.time() - 60))
+    assert logfile.last_lines(str(path), now - 1) == (), "of a run before"
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("fifo", "absent", "."):
+        assert logfile.last_lines(str(tmp_path / name), now - 1) == ()
+
+
 def test_a_write_is_tried_where_the_log_is(tmp_path):
     assert logfile.probe_place(str(tmp_path / "log"), "").error == ""
     assert logfile.probe_place(str(tmp_path / "none" / "log"), "").error == "ENOENT"
