@@ -17,13 +17,7 @@ import re
 import subprocess
 import time
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
-    DUMPED,
-    EXITED,
-    KILLED,
-    UnitState,
-    Unknown,
-)
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import EXITED, UnitState, Unknown
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import dbus
 
 PRIVATE_SOCKET = "/run/systemd/private"  # the manager's own, for root: it is there without any bus
@@ -401,17 +395,20 @@ def failed_command(properties: dict, *names: str) -> str:
 
 
 def unfinished_command(properties: dict) -> tuple:
-    """(line, signal) of the command before or after the start that began last, where it did not end by itself; signal 0: it still runs.
+    """(line, signal) of the command before or after the main one that began last, where it did not end by itself; else ("", 0).
 
-    One with a dash before it, too: it may fail, but what it hangs in or is killed in is the start.
+    The signal is 0 where it still runs, and where it may fail (a dash before it): then that is no end of the start.
     """
-    found = [
-        (in_words(name, entry), entry[9] if entry[8] else 0)
-        for name in ("ExecCondition", "ExecStartPre", "ExecStartPost")
+    began = [
+        (name, entry)
+        for name in ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost")
         for entry in properties.get(name, ())
-        if entry[3] and entry[8] in (0, KILLED, DUMPED)
+        if entry[3]
     ]
-    return found[-1] if found else ("", 0)
+    name, last = began[-1] if began else ("ExecStart", None)
+    if name == "ExecStart" or last[8] == EXITED:
+        return "", 0
+    return in_words(name, last), last[9] if last[8] and not last[2] else 0
 
 
 def _failed(properties: dict, *names: str) -> tuple:

@@ -86,7 +86,23 @@ def test_a_command_that_failed():
             {"ExecStartPre": [command("/bin/s", "9", code=2, status=15, began=6), command("/b")]},
             ("ExecStartPre=/bin/s 9", 15),
         ),
-        ({"ExecStartPre": [command("/bin/s", code=2, status=15, began=6, may_fail=True)]}, ("ExecStartPre=/bin/s", 15)),
+        ({"ExecStartPre": [command("/bin/s", code=2, status=15, began=6, may_fail=True)]}, ("ExecStartPre=/bin/s", 0)),
+        (
+            {
+                "ExecStartPre": [
+                    command("/s", code=2, status=9, began=5, may_fail=True),
+                    command("/b", code=1, status=1, began=6),
+                ]
+            },
+            ("", 0),
+        ),
+        (
+            {
+                "ExecStartPre": [command("/s", code=2, status=9, began=5, may_fail=True)],
+                "ExecStart": [command("/x", began=6)],
+            },
+            ("", 0),
+        ),
         (
             {"ExecStartPre": [command("/b", code=1, began=5)], "ExecStartPost": [command("/p", began=6)]},
             ("ExecStartPost=/p", 0),
