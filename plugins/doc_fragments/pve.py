@@ -365,10 +365,10 @@ options:
               (Proxmox VE 9.1).
             type: str
       ssh_public_keys:
-        description: Public keys for root's login. Used at creation alone; other keys later are refused.
+        description: Public keys for root's login. Used at creation alone; other keys later, or keys for a container made without, are refused.
         type: list
         elements: str
       password:
-        description: Password of root. Used at creation alone; another one later is refused, see the module's notes.
+        description: Password of root. Used at creation alone; another one later, or the first, is refused, see the module's notes.
         type: str
 """

@@ -27,6 +27,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof import (
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.decide import decide
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import (
+    NO_UNIT,
     Baseline,
     Facts,
     UnitState,
@@ -41,12 +42,6 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch imp
 
 OK, FAILED, BLIND = 0, 1, 2
 FOREVER = 1e9  # s
-# What the table's remedies say of a unit, where there is none.
-WITHOUT_A_UNIT = (
-    ("stop it by systemctl stop the job, never", "stop it by its unit or its pid, never"),
-    ("correct it, or run systemctl start the job", "correct it, then run it again"),
-    ("look at the control group of the job, never", "look at the control group of its unit, or at its pid file, never"),
-)
 # What systemd writes of each start and each failure.
 SAYS_NOTHING = re.compile(
     r"^(?:Starting|Started|Stopping|Stopped|Failed to start) |: (?:Failed with result|Scheduled restart job|Control process exited)|^\s*$"
@@ -365,7 +360,7 @@ def diagnose_launcher(foreign: dict, pattern: str | None, printed: tuple) -> dic
     """The row of a launch of which nothing is known but its launcher: there is no unit to look at."""
     now = ledger.boottime()
     facts = Facts(
-        unit="the job",
+        unit=NO_UNIT,
         at=now,
         wrong_processes=process.matches(pattern, os.getpid())[1] if pattern else (),
         unexpanded=printed,
@@ -374,10 +369,7 @@ def diagnose_launcher(foreign: dict, pattern: str | None, printed: tuple) -> dic
     spec = validate({"launcher": foreign} if foreign else {})
     answer = decide(Baseline(taken_at=now), facts, spec, now)
     if isinstance(answer, Verdict):
-        row = render.row(answer)
-        for words, instead in WITHOUT_A_UNIT:
-            row["remedy"] = row["remedy"].replace(words, instead)
-        return Redactor().data(row)
+        return Redactor().data(render.row(answer))
     why, said = launcher.not_run(spec.launcher) if spec.launcher else ("", "")
     if why:
         row = {

@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 # CLD_* of waitid(2), as systemd prints them in ExecMainCode= and as EXIT_CODE in ExecStopPost=.
 EXITED, KILLED, DUMPED = 1, 2, 3
+#: In the place of a unit's name where a launcher or a pattern is looked at alone.
+NO_UNIT = "the job"
 
 
 @dataclass(frozen=True)

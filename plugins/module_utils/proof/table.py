@@ -253,7 +253,7 @@ def launcher_failed(v: View) -> Finding | None:
     elif seen.code == launchers.NOT_DELIVERED:
         remedy = f"the launcher never reached the host ({seen.said or f'exit code {seen.rc}'}): repair the connection, then start {v.unit}"
     else:
-        remedy = f"the launcher is no valid shell script ({seen.said or f'exit code {seen.rc}'}): correct it, or run {v.by_hand('start')}"
+        remedy = f"the launcher is no valid shell script ({seen.said or f'exit code {seen.rc}'}): correct it, then run {v.by_hand('start')}"
     return Finding(seen.code, NOW, remedy, evidence)
 
 

@@ -14,6 +14,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts imp
     DUMPED,
     EXITED,
     KILLED,
+    NO_UNIT,
     Baseline,
     Exit,
     Facts,
@@ -56,13 +57,17 @@ class View:
         self.systemd: UnitState | None = known(facts.systemd)
         self.state = self.systemd or UnitState(active_state="unknown", sub_state="unknown")
         self.log: Log | None = known(facts.log)
-        if dead and facts.exits and facts.exits[-1].invocation_id not in ("", facts.run_id):
+        # The death is the run before's, or what the dead run wrote was lost to the next start before it was read.
+        another = bool(facts.exits) and facts.exits[-1].invocation_id not in ("", facts.run_id)
+        if dead and (another or not (self.log and self.log.new_bytes)):
             self.log = known(facts.log_before) or self.log
         self.path = self.log.path if self.log else (spec.log.path or f"the log of {self.unit}")
         self.processes: tuple[Process, ...] | None = known(facts.processes)
 
     def by_hand(self, verb: str) -> str:
         """What a person types to start or stop the unit."""
+        if self.unit == NO_UNIT:
+            return "its unit or its pid" if verb == "stop" else "it again"
         if self.state.control:
             return f"{self.state.control} {verb} {self.unit}"
         name = self.unit.rpartition(".")[0]

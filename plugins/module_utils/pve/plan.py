@@ -417,28 +417,32 @@ def _login(
             )
         return
     found = _LOGIN.search(before.config.get("description", ""))
-    if found is None:
-        return
-    if "description" in result:
+    if found and "description" in result:
         result["description"] = f"{result['description'] or ''}{found[0]}".strip()
     # Anybody may have written into the notes: what is no mark of ours says nothing.
-    then, now = (dict(re.findall(r"([\w-]+)=(\S+)", text)) for text in (found[1], now))
+    then, now = (dict(re.findall(r"([\w-]+)=(\S+)", text)) for text in (found[1] if found else "", now))
     for name, option, module in (
         ("ssh-keys", "ssh_public_keys", "ansible.posix.authorized_key"),
         ("password", "password", "ansible.builtin.user"),
     ):
+        if then.get(name) == now.get(name) or name not in now:
+            continue
         # A password's digest can be compared by the holder of the same secret alone.
-        same_secret = then.get(name, "").partition(":")[0] == now.get(name, "").partition(":")[0]
-        if name in then and name in now and then[name] != now[name] and (name != "password" or same_secret):
-            problems.append(
-                Problem(
-                    f"container.{option}",
-                    container[option] if option != "password" else "(not shown)",
-                    f"container {container['vmid']} was created with another value, and Proxmox sets it at creation alone",
-                    f"Change it inside, with {module}, and leave the declaration as it was created; or destroy the "
-                    "container and deploy it anew.",
-                )
+        if name == "password" and name in then and then[name].partition(":")[0] != now[name].partition(":")[0]:
+            continue
+        how, keep = (
+            ("was created with another value", "leave the declaration as it was created")
+            if name in then
+            else ("does not say in its notes that it was created with any", "take it out of the declaration")
+        )
+        problems.append(
+            Problem(
+                f"container.{option}",
+                container[option] if option != "password" else "(not shown)",
+                f"container {container['vmid']} {how}, and Proxmox sets it at creation alone",
+                f"Change it inside, with {module}, and {keep}; or destroy the container and deploy it anew.",
             )
+        )
 
 
 def _features(features: dict, live: str | None) -> str:

@@ -102,7 +102,7 @@ def test_a_pattern_that_finds_who_looks_is_told_so_without_a_unit(alone, monkeyp
     assert cli.main(["diagnose", "--json", "--pattern", "t.py"]) == cli.FAILED
     row = json.loads(capsys.readouterr().out)
     assert row["code"] == "wrong_process"
-    assert row["remedy"].endswith("look at the control group of its unit, or at its pid file, never at command lines")
+    assert row["remedy"].endswith("look at the control group of the job, never at command lines")
 
 
 FAILED = "ExecStartPre=/bin/t (exit status 1)"

@@ -378,6 +378,18 @@ CASES = [
         evidence={"restarts": 1, "deaths": 2, "gave_up": False},
     ),
     Case(
+        "loop-that-empties-its-log",
+        "crash_loop",
+        2,
+        {
+            "systemd": down(1, n_restarts=1, active_state="activating", sub_state="auto-restart"),
+            "exits": (f.Exit(BEGAN - 0.2, 1, 1, "first"), f.Exit(BEGAN + 1, 1, 1, "new")),
+            "processes": (), "log": SILENT, "log_before": log(forbidden=(match("traceback", line="ValueError: no batch"),)),
+        },
+        also=("died_before_log",),
+        remedy="ValueError: no batch",
+    ),
+    Case(
         "loop-alive-just-now",
         "crash_loop",
         2,

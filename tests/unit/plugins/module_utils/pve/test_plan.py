@@ -234,7 +234,10 @@ def created(**login):
         ({"ssh_public_keys": [f"{KEY}\nssh-rsa BBBB"]}, {"ssh_public_keys": [f"{KEY}\nssh-rsa CCCC"]}, SECRET,
          "container.ssh_public_keys"),
         ({"ssh_public_keys": [KEY]}, {}, SECRET, None),
-        ({}, {"ssh_public_keys": [KEY]}, SECRET, None),
+        ({}, {"ssh_public_keys": [KEY]}, SECRET, "container.ssh_public_keys"),
+        ({"password": "pw-1"}, {"password": "pw-1", "ssh_public_keys": [KEY]}, SECRET, "container.ssh_public_keys"),
+        ({}, {"password": "pw-1"}, SECRET, "container.password"),
+        ({}, {"password": "pw-1"}, None, None),
         ({"password": "pw-1"}, {"password": "pw-1"}, SECRET, None),
         ({"password": "pw-1"}, {"password": "pw-2"}, SECRET, "container.password"),
         # With another secret, or none, nobody can tell.
@@ -258,10 +261,10 @@ def test_the_mark_of_plain_keys_stays_what_containers_carry_already():
 @pytest.mark.parametrize(
     ("text", "refused"),
     [
-        ("<!-- launchproof: created with care -->", []),
+        ("<!-- launchproof: created with care -->", ["container.ssh_public_keys"]),
         ("<!-- launchproof: created with {mark} --> by me --> and others", ["container.ssh_public_keys"]),
         ("<!-- launchproof: created with care, {mark} -->", ["container.ssh_public_keys"]),
-        ("<!-- launchproof: created with ssh-keys= -->", []),
+        ("<!-- launchproof: created with ssh-keys= -->", ["container.ssh_public_keys"]),
     ],
 )
 def test_a_mark_that_somebody_wrote_into_is_read_as_far_as_it_goes(text, refused):
