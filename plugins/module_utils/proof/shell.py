@@ -1,7 +1,10 @@
 # Copyright (c) dflash.launchproof contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A shell script's simple commands, as far as it takes to tell what runs from what is only text. Pure, and total: no text is an error."""
+"""A shell script's simple commands, as far as it takes to tell what runs from what is only text. Pure, and total: no text is an error.
+
+No parser from a library: this is part of the one file that a target gets, which has the standard library alone.
+"""
 
 from __future__ import annotations
 
