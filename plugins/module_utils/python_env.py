@@ -216,7 +216,7 @@ def unseen(said: dict, wanted: list) -> str | None:
     missing = [
         gpu
         for gpu in wanted
-        if not (gpu.isdigit() and int(gpu) < len(said["gpus"]))
+        if not (gpu.isdecimal() and int(gpu) < len(said["gpus"]))
         and not any(uuid.startswith(gpu) for uuid in said["gpus"])
     ]
     have = ", ".join(said["gpus"]) or "none"

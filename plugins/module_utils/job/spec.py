@@ -676,7 +676,7 @@ def _with_uuids(job: Job, host_gpus: tuple[str, ...]) -> Job:
     """The job with each index of a GPU as the UUID at that place, where the host's are known by UUID."""
 
     def named(gpu: str) -> str:
-        return host_gpus[int(gpu)] if gpu.isdigit() and gpu not in host_gpus and int(gpu) < len(host_gpus) else gpu
+        return host_gpus[int(gpu)] if gpu.isdecimal() and gpu not in host_gpus and int(gpu) < len(host_gpus) else gpu
 
     units = (replace(unit, gpus=unit.gpus and tuple(map(named, unit.gpus))) for unit in job.units)
     return replace(job, units=tuple(units))
