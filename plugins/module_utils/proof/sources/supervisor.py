@@ -95,7 +95,8 @@ class Manager:
         properties = {
             "User": record.get("user") or "root",
             "WorkingDirectory": record.get("working_directory") or "/",
-            "ExecStart": [("", record.get("argv") or [])],
+            # Times, pid and end of it stand in the state alone.
+            "ExecStart": [("", record.get("argv") or [], False, 0, 0, 0, 0, 0, 0, 0)],
         }
         return state, properties
 
