@@ -38,6 +38,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact im
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources import manager, process, systemd
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.sources.events import Loop
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.spec import SpecError, validate
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.table import UNNAMED_COMMAND
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.watch import Watch
 
 OK, FAILED, BLIND = 0, 1, 2
@@ -333,8 +334,8 @@ def quote_refusal(row: dict, job: dict) -> dict:
 def refusal(row: dict, failed: str, commands: list, journal: list) -> dict:
     """I(row) with the command that failed, as far as it is known, and with those lines of I(journal) that say more than it. Pure."""
     remedy, evidence = row["remedy"], dict(row["evidence"])
-    if "an ExecStartPre= command" in remedy and commands:  # systemd forgets which one failed when it is reloaded
-        remedy = remedy.replace("an ExecStartPre= command", "ExecStartPre=" + " or ".join(commands))
+    if UNNAMED_COMMAND in remedy and commands:
+        remedy = remedy.replace(UNNAMED_COMMAND, "ExecStartPre=" + " or ".join(commands))
     elif failed and "failed_command" not in evidence:
         evidence["failed_command"] = failed
         remedy = "run it by hand: %s failed; %s" % (failed, remedy)

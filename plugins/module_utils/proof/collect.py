@@ -556,14 +556,16 @@ class UnitWatch:
                     invocation_id=self.run_id,
                     pid=state.exec_main_pid,
                     result=state.result,
-                    stop_requested=state.pending_job in ("stop", "restart") or self._stop_certified(),
+                    stop_requested=self._stop_requested(state),
                 )
             )
         elif not state.main_pid and state.active_state in ("inactive", "failed") and not self._end_of_parent(state):
             self._end_before_exec(state)
 
-    def _stop_certified(self) -> bool:
-        """Whether the run's certificate says that a stop was asked for: a runner's state forgets it when it has ended."""
+    def _stop_requested(self, state: UnitState) -> bool:
+        """Whether a stop was asked for. A runner's state forgets it when it has ended, so its certificate says it too."""
+        if state.pending_job in ("stop", "restart"):
+            return True
         return bool((self._certificate(self.run_id) or {}).get("stop_requested"))
 
     def _certificate(self, run_id: str) -> dict | None:
@@ -595,9 +597,6 @@ class UnitWatch:
         # 200 and up say the same of a pre-command as of the main process, unless it is the command that ended so.
         said = self._setup_error(self.run_id, status) if setup else ""
         code = KILLED if killed else 0 if said == "" else EXITED
-        stopped = (
-            self.answer.job_result == "canceled" or state.pending_job in ("stop", "restart") or self._stop_certified()
-        )
         self._end(
             Exit(
                 at=ledger.boottime(),
@@ -605,7 +604,7 @@ class UnitWatch:
                 status=killed or status,
                 invocation_id=self.run_id,
                 result=state.result,
-                stop_requested=stopped,
+                stop_requested=self.answer.job_result == "canceled" or self._stop_requested(state),
                 setup_error=said,
             )
         )

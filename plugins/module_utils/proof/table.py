@@ -138,6 +138,10 @@ def unit_not_loaded(v: View) -> Finding | None:
     return Finding("unit_invalid", NOW, f"correct {where}{said}, then run systemctl daemon-reload", evidence)
 
 
+# systemd forgets which one it was when it is reloaded.
+UNNAMED_COMMAND = "an ExecStartPre= command"
+
+
 def start_refused(v: View) -> Finding | None:
     start = known(v.facts.start)
     text = start.text if start else ""
@@ -187,8 +191,7 @@ def start_refused(v: View) -> Finding | None:
                 f"{v.unit} was asked to stop before its main process was started: start it again if that was not meant"
             )
         else:
-            # systemd forgets which one it was when it is reloaded.
-            what = v.state.failed_command or "an ExecStartPre= command"
+            what = v.state.failed_command or UNNAMED_COMMAND
             remedy = f"run it by hand: {what} failed, so the main process of {v.unit} was never started"
         return Finding("start_refused", v.death, remedy, {**evidence, "journal": list(journal[-5:])})
     if touched and never_ran and v.restarts == 0 and not v.new_run and v.state.result == "start-limit-hit":
