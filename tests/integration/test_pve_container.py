@@ -88,6 +88,16 @@ def test_a_device_and_a_bind_mount_reach_a_running_container_by_one_restart(clie
     assert inside("ls /srv/shared 2>/dev/null || echo none").strip() in ("none", "")
 
 
+def test_a_volume_is_added_to_a_running_container_by_one_restart_and_kept(client, container):
+    client.ensure(container)
+    mount = {"target": "/data", "storage": container["storage"], "size_gib": 1}
+    done = client.ensure({**container, "mounts": [mount]})
+    assert [step.partition(":")[0] for step in done["steps"]] == ["config", "reboot"]
+    inside("touch /data/mark")
+    assert client.ensure({**container, "mounts": [mount]})["changed"] is False
+    assert inside("ls /data/mark").strip() == "/data/mark"
+
+
 def test_a_container_that_is_not_ours_keeps_its_configuration_to_the_byte(client, container):
     client.ensure(container, container_state="present")
     path = f"/nodes/{pve.outputs()['api']['node']}/lxc/{VMID}/config"

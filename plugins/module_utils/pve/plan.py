@@ -542,7 +542,8 @@ def _mount(key, entry, live, problems):
     if entry.get("source") is not None:
         return {"volume": entry["source"], **options}
     where = f"container.mounts[{entry['target']}]"
-    if live is None or config.mount_type(live["volume"]) != "volume":
+    # One that waits for the container's next start to be made has only its size in GiB for a name.
+    if live is None or config.mount_type(live["volume"]) != "volume" or re.fullmatch(r"[^:]+:\d+", live["volume"]):
         return {"volume": f"{entry['storage']}:{entry['size_gib']}", **options}
     if live["volume"].partition(":")[0] != entry["storage"]:
         problems.append(
