@@ -75,30 +75,11 @@ api_calls:
   elements: str
 """
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.pve import api as pve_api
-from ansible_collections.dflash.launchproof.plugins.module_utils.pve import options
-from ansible_collections.dflash.launchproof.plugins.module_utils.pve.preflight import Preflight
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import options, preflight
 
 
 def main() -> None:
-    module = options.Module(argument_spec={**options.connection(), **options.container()}, supports_check_mode=True)
-    options.require_libraries(module)
-    preflight = Preflight(module.params)
-    unavailable = False
-    try:
-        preflight.run()
-    except pve_api.ApiError as error:
-        unavailable = options.may_be_unavailable(module, error)
-        if unavailable:
-            preflight.unknown.append(f"everything about the node: {error}")
-        else:
-            preflight.problems.append(options.api_problem(error, module.params))
-    for what in preflight.unknown:
-        module.warn(f"Not looked at: {what}")
-    result = {"unknown": preflight.unknown, "api_calls": preflight.calls}
-    if preflight.problems:
-        options.fail(module, preflight.problems, **result)
-    module.exit_json(changed=False, unavailable=unavailable, **result)
+    options.Module(argument_spec=preflight.SPEC, supports_check_mode=True).conclude(preflight.run)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,36 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.pve import api,
 
 
 class Module(AnsibleModule):
-    """A module that says why a key of Proxmox cannot be declared, where Ansible says only that it is no option."""
+    """The process of a module whose work is a function of its parameters."""
+
+    def conclude(self, work) -> None:
+        """End with what ``work(params, check_mode)`` returns."""
+        if api.IMPORT_ERROR:
+            self.fail_json(msg=missing_required_lib("proxmoxer and requests"), exception=api.IMPORT_ERROR)
+        result = work(self.params, self.check_mode)
+        for text in result.pop("warnings"):
+            self.warn(text)
+        if result.get("failed"):
+            self.fail_json(**result)
+        self.exit_json(**result)
 
     def fail_json(self, msg, **result):
-        declared = self.params.get("container")
-        known = container()["container"]["options"]
-        unknown = [name for name in declared if name not in known] if isinstance(declared, dict) else []
-        super().fail_json("\n".join([*filter(None, map(keys.why_not, unknown)), msg]), **result)
+        super().fail_json(explained(msg, self.params), **result)
+
+
+class Refused(Exception):
+    """The end of a run that cannot do what is asked. ``result`` is what its module returns."""
+
+    def __init__(self, result: dict):
+        super().__init__(result["msg"])
+        self.result = result
+
+
+def explained(message: str, params: dict) -> str:
+    """``message``, and why a key of Proxmox cannot be declared, where Ansible says only that it is no option."""
+    declared, known = params.get("container"), container()["container"]["options"]
+    unknown = [name for name in declared if name not in known] if isinstance(declared, dict) else []
+    return "\n".join([*filter(None, map(keys.why_not, unknown)), message])
 
 
 def connection() -> dict:
@@ -134,12 +157,6 @@ def container() -> dict:
     return {"container": {"type": "dict", "required": True, "options": options}}
 
 
-def require_libraries(module) -> None:
-    """End the module with instructions when proxmoxer or requests is missing."""
-    if api.IMPORT_ERROR:
-        module.fail_json(msg=missing_required_lib("proxmoxer and requests"), exception=api.IMPORT_ERROR)
-
-
 def api_problem(error: api.ApiError, params: dict) -> plan.Problem:
     """An API error as a problem: which variable to look at, and what to do."""
     who = api.identity(params)
@@ -209,18 +226,15 @@ def named(problems: list[plan.Problem], declared_as: str) -> list[plan.Problem]:
     return [replace(item, variable=re.sub(r"^container\b", declared_as, item.variable)) for item in problems]
 
 
-def fail(module, problems: list[plan.Problem], note: str = "", **result) -> None:
-    """End the module with all problems at once, in words and as data; ``note`` is a last line."""
-    found = named(problems, module.params["declared_as"])
+def refusal(problems: list[plan.Problem], params: dict, note: str = "", **result) -> Refused:
+    """The end of a run with all problems at once, in words and as data; ``note`` is a last line."""
+    found = named(problems, params["declared_as"])
     lines = [item.sentence() for item in found]
     text = lines[0] if len(lines) == 1 else "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
-    module.fail_json(msg="\n".join(filter(None, [text, note])), problems=[asdict(item) for item in found], **result)
+    message = "\n".join(filter(None, [text, note]))
+    return Refused({"failed": True, "msg": message, "problems": [asdict(item) for item in found], **result})
 
 
-def may_be_unavailable(module, error: api.ApiError) -> bool:
+def may_be_unavailable(params: dict, error: api.ApiError) -> bool:
     """Whether ``error`` only says that the node is not up yet, which a prediction may accept."""
-    return (
-        module.check_mode
-        and module.params["unavailable_ok"]
-        and error.kind in ("unreachable", "no_ca", "no_credentials")
-    )
+    return params["unavailable_ok"] and error.kind in ("unreachable", "no_ca", "no_credentials")

@@ -10,12 +10,36 @@ import subprocess
 from shlex import quote
 
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve import api as pve_api
-from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, plan, rights
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import config, options, plan, rights
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.api import Api, ApiError
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.lifecycle import Lifecycle
 from ansible_collections.dflash.launchproof.plugins.module_utils.pve.plan import Problem
 
+SPEC = {**options.connection(), **options.container()}
 _GIB = 1024**3
+
+
+def run(params: dict, check_mode: bool) -> dict:
+    """Look for all that stands in the way of the declared container; what module pve_preflight returns.
+
+    :param params: the module's parameters, validated by ``SPEC``.
+    """
+    checks = Preflight(params)
+    unavailable = False
+    try:
+        checks.run()
+    except ApiError as error:
+        unavailable = check_mode and options.may_be_unavailable(params, error)
+        if unavailable:
+            checks.unknown.append(f"everything about the node: {error}")
+        else:
+            checks.problems.append(options.api_problem(error, params))
+    result = {"changed": False, "unknown": checks.unknown, "api_calls": checks.calls}
+    if checks.problems:
+        result = options.refusal(checks.problems, params, **result).result
+    else:
+        result["unavailable"] = unavailable
+    return {**result, "warnings": [f"Not looked at: {what}" for what in checks.unknown]}
 
 
 class Preflight:
@@ -50,8 +74,10 @@ class Preflight:
         self._storages(before, delta)
         self._bridges(delta)
         self._rights(before, delta)
-        self._paths()
-        self._hookscript()
+        # What is on the node matters when the container starts; a look at it is a login to the node.
+        if before is None or not before.running or delta or before.pending:
+            self._paths()
+            self._hookscript()
 
     def _valid(self) -> dict:
         """The declaration without the options that are wrong by themselves: the rest can still be checked."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve import options
+from ansible_collections.dflash.launchproof.plugins.module_utils.pve.lifecycle import Lifecycle
 from ansible_collections.dflash.launchproof.plugins.modules import pve_container, pve_preflight
 
-from tests.support.module import run_module
+from tests.support.module import run_action, run_module
 
 TEMPLATE = "local:vztmpl/debian-12.tar.zst"
 ETH0 = {"name": "eth0", "bridge": "vmbr0", "ip": "192.0.2.50/24", "gw": "192.0.2.1"}
@@ -40,8 +42,8 @@ def node(fakepve):
     return fakepve
 
 
-@pytest.fixture
-def run(node, fakepve_cafile, capsys):
+@pytest.fixture(params=[run_module, run_action], ids=["module", "action"])
+def run(request, node, fakepve_cafile, capsys):
     """``run(module, container, **options)`` runs a module as Ansible would and returns its result."""
 
     def execute(module, container, check=False, **options):
@@ -50,7 +52,7 @@ def run(node, fakepve_cafile, capsys):
             "api_host": node.host, "api_port": node.port, "api_user": "deploy@pve", "api_ca_path": fakepve_cafile,
             "node": "pve1", "container": container, "lock_timeout": 1, **token, **options,
         }  # fmt: skip
-        return run_module(module, arguments, capsys, check=check, secrets=("s3cret",))
+        return request.param(module, arguments, capsys, check=check, secrets=("s3cret",))
 
     return execute
 
@@ -179,18 +181,25 @@ DATA = {"target": "/data", "storage": "local-lvm", "size_gib": 1}
 def test_a_volume_that_is_no_longer_declared_is_detached_with_a_warning(run, node, monkeypatch):
     warned = []
     # Within one process, Ansible shows warnings on the screen instead of returning them.
-    monkeypatch.setattr(pve_container.options.Module, "warn", lambda _self, text: warned.append(text))
+    monkeypatch.setattr(options.Module, "warn", lambda _self, text: warned.append(text))
     ensure(run, {"mounts": [DATA]}, state="present")
     assert ensure(run, {"mounts": [{**DATA, "target": "/data/"}]}, state="present")["changed"] is False
     assert warned == []
     for predict in (True, False):
-        ensure(run, {"mounts": []}, state="present", check=predict)
+        warned += ensure(run, {"mounts": []}, state="present", check=predict).get("warnings", [])
         (warning,) = warned
         assert "'local-lvm:vm-901-disk-1' of container 901, mounted at '/data'," in warning
         warned.clear()
     assert node.ct(901).config["unused0"] == "local-lvm:vm-901-disk-1"
     assert ensure(run, {"mounts": []}, state="present")["changed"] is False
     assert warned == []
+
+
+def test_a_volume_that_waits_to_be_made_is_the_declared_one(run, node):
+    """Proxmox shows it as it was asked for, without a size, until the container's next start."""
+    ensure(run, state="present")
+    node.ct(901).config["mp0"] = "local-lvm:1,mp=/data"
+    assert ensure(run, {"mounts": [DATA]}, state="present")["changed"] is False
 
 
 def test_a_renamed_target_does_not_swap_a_volume_for_an_empty_one(run, node):
@@ -437,14 +446,14 @@ def test_the_change_is_tied_to_what_was_seen(run, node, monkeypatch):
 def test_each_step_is_tied_to_what_was_seen_but_for_the_steps_before_it(run, node, monkeypatch, taken, ends):
     """Somebody else's change between two steps is looked at, and one that takes the container away ends the run."""
     ensure(run, state="present")
-    usual = pve_container.Lifecycle.apply
+    usual = Lifecycle.apply
 
     def then_another(life, step):
         usual(life, step)
         if step.action == "config":
             node.ct(901).config |= taken
 
-    monkeypatch.setattr(pve_container.Lifecycle, "apply", then_another)
+    monkeypatch.setattr(Lifecycle, "apply", then_another)
     done = ensure(run, {"disk_gib": 9, "memory": 2048}, state="present")
     config = node.ct(901).config
     assert {key: config[key] for key in taken} == taken
