@@ -39,6 +39,7 @@ ansible.cfg: |
   callbacks_enabled = dflash.launchproof.launch_report
 """
 
+import gc
 import json
 import os
 import tempfile
@@ -47,7 +48,7 @@ from pathlib import Path
 from ansible import constants as C
 from ansible import context
 from ansible.plugins.callback import CallbackBase
-from ansible.plugins.loader import connection_loader, shell_loader
+from ansible.plugins.loader import connection_loader, filter_loader, shell_loader
 from ansible.template import Templar
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.redact import Redactor
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.render import table
@@ -97,6 +98,8 @@ class CallbackModule(CallbackBase):
     # -- what happens --------------------------------------------------------------------------------------------------
 
     def v2_playbook_on_play_start(self, play):
+        # Else each task of each host looks through all of it for garbage, and so copies the memory that it shares.
+        gc.freeze()
         self._stage = play.get_vars().get("launchproof_stage", self._stage)
 
     def v2_runner_on_ok(self, result):
@@ -148,6 +151,7 @@ def load_before_forks() -> None:
         (connection_loader, "ansible.builtin.ssh"),
         (connection_loader, "dflash.launchproof.pct"),
         (shell_loader, "sh"),
+        (filter_loader, "dflash.launchproof.job_errors"),  # with all of the collection's
     ):
         loader.get(name, class_only=True)
 

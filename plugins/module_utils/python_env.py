@@ -33,15 +33,11 @@ def normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def locked(requirements: str, extra: list) -> dict:
-    """Name to version of every requirement in the lock's text and in the list C(extra), in order of the names.
-
-    Raises EnvError for one that is not pinned with ==: the environment would depend on the day.
-    """
-    logical = re.sub(r"\\\n", " ", requirements).splitlines()
+def _pinned(lines: list) -> dict:
+    """Name to version of the requirements. Raises EnvError for one that is not pinned: the environment would depend on the day."""
     found = {}
-    for line in [*logical, *extra]:
-        text = line.split(" #")[0].split(" --hash=")[0].split(";")[0].strip()
+    for line in lines:
+        text = str(line).split(" #")[0].split(" --hash=")[0].split(";")[0].strip()
         if not text or text.startswith("#"):
             continue
         match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*==\s*([A-Za-z0-9.+!_-]+)", text)
@@ -50,9 +46,42 @@ def locked(requirements: str, extra: list) -> dict:
                 f"requirement {text!r} is not pinned. Write NAME==VERSION; uv pip compile makes such a lock."
             )
         found[normalize(match[1])] = match[2]
+    return found
+
+
+def _lines(requirements: str) -> list:
+    """A lock's lines, those that are continued put together."""
+    return re.sub(r"\\\n", " ", requirements).splitlines()
+
+
+def locked(requirements: str, extra: list) -> dict:
+    """Name to version of every requirement in the lock's text and in the list C(extra), in order of the names. Raises EnvError."""
+    found = _pinned([*_lines(requirements), *extra])
     if not found:
         raise EnvError("the lock names no package. Give the text of a file that uv pip compile made.")
     return dict(sorted(found.items()))
+
+
+def declaration_errors(params: dict) -> list:
+    """What is wrong with the module's parameters by themselves: a sentence each, which begins with the parameter's name."""
+    errors = []
+    found = {}
+    for name, lines in (
+        ("requirements", _lines(params["requirements"])),
+        ("extra_requirements", params["extra_requirements"]),
+    ):
+        try:
+            found |= _pinned(lines)
+        except EnvError as error:
+            errors.append(f"{name}: {error}")
+    if not found and not errors:
+        errors.append("requirements names no package. Give a lock that uv pip compile made.")
+    wrong = [name for name in params["imports"] if not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", str(name))]
+    if wrong:
+        errors.append(f"imports has {', '.join(map(repr, wrong))}. Give names of modules.")
+    if not params["uv"] and not (params["uv_version"] and params["uv_sha256"]):
+        errors.append("uv is not given, nor uv_version with uv_sha256. Set one of them.")
+    return errors
 
 
 def digest(requirements: str, extra: list, python: str, base: str | None) -> str:

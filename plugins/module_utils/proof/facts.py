@@ -483,6 +483,13 @@ class Wait:
 _TYPE = "__type__"
 
 
+def number(value: float | str | None) -> str:
+    """Return a progress value as the job wrote it."""
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:g}"
+    return str(value)
+
+
 def as_data(value: Any) -> Any:
     """Return a baseline or facts as plain data, for JSON: ``from_data`` makes equal ones of it."""
     if is_dataclass(value):

@@ -9,8 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Verdict, Wait
-from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view import number
+from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts import Verdict, Wait, number
 
 Row = Mapping[str, Any]
 

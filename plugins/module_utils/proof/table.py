@@ -24,6 +24,7 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.facts imp
     Process,
     Unknown,
     known,
+    number,
 )
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.setup_codes import SETUP_CODES
 from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view import (
@@ -31,7 +32,6 @@ from ansible_collections.dflash.launchproof.plugins.module_utils.proof.view impo
     View,
     how,
     match_data,
-    number,
     process_data,
     signal_name,
 )

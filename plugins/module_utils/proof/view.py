@@ -590,13 +590,6 @@ def signal_name(number: int) -> str:
         return ""
 
 
-def number(value: float | str | None) -> str:
-    """Return a progress value as the job wrote it."""
-    if isinstance(value, float):
-        return f"{value:.0f}" if value.is_integer() else f"{value:g}"
-    return str(value)
-
-
 def how(exit_: Exit) -> str:
     """Return in words how a process ended."""
     if exit_.code == EXITED:

@@ -159,7 +159,7 @@ def test_a_folder_with_a_similar_name_is_not_removed(call, tmp_path):
     ("params", "said"),
     [
         ({"lock": "a>=1"}, "not pinned"),
-        ({"uv": None}, "neither uv nor uv_version"),
+        ({"uv": None}, "nor uv_version"),
         ({"python": "/no/python"}, "/no/python"),
         ({"imports": ["os; print(1)"]}, "names of modules"),
         ({"uv": "/no/uv"}, "/no/uv"),
