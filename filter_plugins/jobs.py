@@ -36,14 +36,8 @@ def job_gpus(jobs, gpus=()):
     return sorted({gpu for job in read for unit in job.units for gpu in unit.gpus or ()})
 
 
-def job_users(jobs):
-    """The users that jobs run as, without root, each once."""
-    read, _errors = spec.validate(jobs)
-    return sorted({job.user for job in read} - {"root"})
-
-
 class FilterModule:
     """Names of the filters."""
 
     def filters(self):
-        return {"job_errors": job_errors, "job_gpus": job_gpus, "job_units": job_units, "job_users": job_users}
+        return {"job_errors": job_errors, "job_gpus": job_gpus, "job_units": job_units}

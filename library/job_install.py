@@ -43,6 +43,12 @@ options:
     type: str
     choices: [auto, systemd, supervisor]
     default: auto
+  look_first:
+    description:
+      - Where the user of a job is missing, or supervisor is to keep the jobs, changes nothing and returns RV(lacking), for whoever can
+        put that right and then calls again without this option.
+    type: bool
+    default: false
   secrets:
     description:
       - Internal. The action plugin takes the secrets out of O(jobs) and hands them over here, by unit.
@@ -124,6 +130,18 @@ reloaded:
   description: Whether systemd was told to read its units again, or supervisor its programs.
   returned: always
   type: bool
+lacking:
+  description: What has to be seen to before anything is installed. Nothing was changed.
+  returned: with O(look_first), where there is something
+  type: dict
+  contains:
+    users:
+      description: Users of jobs that do not exist.
+      type: list
+      elements: str
+    supervisor:
+      description: Whether supervisor is to keep the jobs, so that its environment has to be there.
+      type: bool
 errors:
   description: What is wrong with the declaration or with the target, one sentence each. Nothing was changed.
   returned: on failure
@@ -164,6 +182,7 @@ def main() -> None:
             "jobs": {"type": "list", "elements": "dict", "required": True},
             "gpus": {"type": "list", "elements": "str", "default": []},
             "manager": {"type": "str", "choices": ["auto", "systemd", "supervisor"], "default": "auto"},
+            "look_first": {"type": "bool", "default": False},
             "secrets": {"type": "dict", "default": {}, "no_log": True},
             "delivered": {"type": "dict", "default": {}},
         },
@@ -174,6 +193,9 @@ def main() -> None:
     jobs = read_jobs(module)
     delivered = {name: install.Delivered(**given) for name, given in module.params["delivered"].items()}
     host = install.Host()
+    lacking = install.lacking(jobs, host, module.params["manager"]) if module.params["look_first"] else {}
+    if any(lacking.values()):
+        module.exit_json(changed=False, lacking=lacking)
     try:
         plan = install.make_plan(jobs, delivered, bundle.build(), host, module.check_mode, module.params["manager"])
     except install.InstallError as error:

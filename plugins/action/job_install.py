@@ -21,7 +21,7 @@ MODULE = "dflash.launchproof.job_install"
 class ActionModule(ActionBase):
     """One module call when the target has the code already, two and one transfer a folder when it does not."""
 
-    _VALID_ARGS = frozenset(("jobs", "gpus", "manager"))
+    _VALID_ARGS = frozenset(("jobs", "gpus", "manager", "look_first"))
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
@@ -50,6 +50,7 @@ class ActionModule(ActionBase):
             "jobs": [_without_secrets(job) for job in spec.plain(declared, "jobs", [])],
             "gpus": list(gpus),
             "manager": self._task.args.get("manager") or "auto",
+            "look_first": self._task.args.get("look_first") or False,
             "secrets": {unit.name: dict(unit.secrets) for job in jobs for unit in job.units if unit.secrets},
             "delivered": delivered,
         }

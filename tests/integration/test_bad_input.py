@@ -69,6 +69,18 @@ CASES = {
         lambda: {"training_proof": {"progress": {"pattern": "step=(?P<step>"}}},
         ["proof.progress.pattern", "step=(?P<step>"],
     ),
+    "two that are said together": (
+        lambda: {"python_env_imports": ["torch", "a b"], "training_proof": {"progress": {"pattern": "("}}},
+        ["python_env_imports has 'a b'", "proof.progress.pattern"],
+    ),
+    "lock that is not there": (
+        lambda: {"python_env_requirements": "/no/such.lock"},
+        ["python_env_requirements is /no/such.lock"],
+    ),
+    "restart that there is not": (
+        lambda: {"launchproof_restart": "sometimes"},
+        ["launchproof_restart", "sometimes", "when_changed"],
+    ),
     "node that does not answer": (
         lambda: {"pve_api_port": 1},
         ["pve_api_host", "127.0.0.1"],

@@ -391,6 +391,14 @@ def _check_machine(jobs: list[Job], host: Host, problems: list[str], wanted: str
     return doubtful
 
 
+def lacking(jobs: Iterable[Job], host: Host, wanted: str) -> dict[str, Any]:
+    """What others have to see to before jobs can be installed here: C(users) to create, whether C(supervisor) is needed."""
+    return {
+        "users": sorted({job.user for job in jobs if not host.user_exists(job.user)}),
+        "supervisor": not host.systemd and wanted != "systemd",
+    }
+
+
 def _plan_program(program: bytes, host: Host, plan: Plan, problems: list[str]) -> None:
     path, link = units.PROGRAM_FILE, units.PROGRAM
     if host.exists(link) and host.link(link) != path:

@@ -41,10 +41,6 @@ def test_job_units_of_wrong_jobs():
         FILTERS["job_units"]([{"name": "a"}])
 
 
-def test_job_users():
-    assert FILTERS["job_users"](JOBS) == ["dflash"]
-
-
 def test_job_errors_looks_at_the_controller():
     jobs = [{"name": "a", "command": ["/bin/true"], "code": {"src": "/nonexistent", "dest": "/opt/a"}}]
     assert len(FILTERS["job_errors"](jobs)) == 1

@@ -65,6 +65,18 @@ def test_first_and_second_call(call):
     assert len(call.reloads) == 1
 
 
+def test_what_is_lacking_is_said_before_anything_is_installed(call, monkeypatch):
+    monkeypatch.setattr(install.Host, "user_exists", lambda _self, name: name != "ada")
+    first = call(jobs=[JOB, {**JOB, "name": "b", "user": "ada"}], look_first=True)
+    assert first["lacking"] == {"users": ["ada"], "supervisor": False} and first["changed"] is False
+    assert not os.path.exists(call.root + "/etc")
+
+
+def test_where_nothing_lacks_one_call_does_it(call):
+    first = call(look_first=True)
+    assert first["changed"] and "lacking" not in first
+
+
 def test_check_mode_says_the_same_and_writes_nothing(call):
     predicted = call(check=True)
     assert predicted["changed"] and not os.path.exists(call.root + "/etc") and call.reloads == []
