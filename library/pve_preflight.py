@@ -13,7 +13,8 @@ description:
   - Asks the API whether O(container) can be brought about. It checks that the API is reachable, the certificate
     trusted, the identity valid and its rights sufficient, the node online, the template there, the vmid free or
     this collection's own, the values such as Proxmox takes, the storages able to hold what is declared, the bridges
-    there, and devices, sources of bind mounts and hook script too where O(root_via) lets it look.
+    there, and, where the container is to be started or changed and O(root_via) lets it look, devices, sources of bind mounts
+    and hook script too.
   - All problems are reported at once, each with variable, value and fix.
   - Sends reads only, apart from the login that O(api_password) needs.
 extends_documentation_fragment:

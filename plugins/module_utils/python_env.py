@@ -37,7 +37,7 @@ def _pinned(lines: list) -> dict:
     """Name to version of the requirements. Raises EnvError for one that is not pinned: the environment would depend on the day."""
     found = {}
     for line in lines:
-        text = str(line).split(" #")[0].split(" --hash=")[0].split(";")[0].strip()
+        text = str(line).partition(" #")[0].partition(" --hash=")[0].partition(";")[0].strip()
         if not text or text.startswith("#"):
             continue
         match = re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^]]*\])?\s*==\s*([A-Za-z0-9.+!_-]+)", text)
