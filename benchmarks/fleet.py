@@ -4,7 +4,9 @@
 """`deploy.yml` for forty containers, and, when nothing has changed, for one, for ten and for forty.
 
 Each has a stub for a job, a program that counts, and a small Python environment. The first is made alone on the embedded
-node, then the others at once, which takes some minutes; then some of them are deployed again, with a fork for each.
+node, then the others at once, which takes some minutes; then some of them are deployed again, with a fork for each. Ten may
+take three times what is granted to one, 15 s. What they take against the one beside them tells more of the machine: with as
+many cores as hosts it would be little over 1, and the faster one alone gets, the higher it is.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tests.support.deployment import NODE, changed
 from tests.support.stub import Deployment
 
 FIRST, SIZES = 850, (1, 10, 40)
+ONE_AT_MOST = 15  # s
 
 
 def measure() -> list[Row]:
@@ -34,8 +37,8 @@ def measure() -> list[Row]:
     return [
         Row("1 container made, deployed and proved", first, "s"),
         Row(f"{more} more at once, each", rest / more, "s", first, "1 container"),
-        Row("1 container, nothing to change", one, "s", at_most=15),
-        Row("10 containers, nothing to change", ten, "s", one, "1 container", at_most=3, bounds="ratio"),
+        Row("1 container, nothing to change", one, "s", at_most=ONE_AT_MOST),
+        Row("10 containers, nothing to change", ten, "s", one, "1 container", at_most=3 * ONE_AT_MOST),
         Row("40 containers, nothing to change", forty, "s", one, "1 container"),
         Row("each container from 1 to 10", (ten - one) / 9, "s", one, "1 container"),
         Row("each container from 10 to 40", (forty - ten) / 30, "s", (ten - one) / 9, "1 to 10"),
