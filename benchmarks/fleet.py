@@ -5,8 +5,8 @@
 
 Each has a stub for a job, a program that counts, and a small Python environment. The first is made alone on the embedded
 node, then the others at once, which takes some minutes; then some of them are deployed again, with a fork for each. Ten may
-take three times what is granted to one, 15 s. What they take against the one beside them tells more of the machine: with as
-many cores as hosts it would be little over 1, and the faster one alone gets, the higher it is.
+take three times what is granted to one, 15 s. What they take against the one beside them is told and not bounded: it grows
+with each second that one alone gets faster.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ _value:
   elements: str
 """
 
+from ansible.module_utils.common.validation import check_type_list
 from ansible_collections.dflash.launchproof.plugins.module_utils.python_env import declaration_errors
 
 
@@ -73,8 +74,9 @@ def environment_errors(path, lock, extra_requirements, imports, uv, uv_version, 
         ]
     params = {
         "requirements": lock,
-        "extra_requirements": extra_requirements,
-        "imports": imports,
+        # As the module reads them: -e NAME=VALUE always gives a string.
+        "extra_requirements": check_type_list(extra_requirements),
+        "imports": check_type_list(imports),
         "uv": uv,
         "uv_version": uv_version,
         "uv_sha256": uv_sha256,

@@ -123,7 +123,7 @@ requirements:
   - proxmoxer >= 2.0
   - requests
 notes:
-  - On the controller (C(delegate_to: localhost)) the module runs within Ansible's own process, by whose Python the libraries are then
+  - On the controller (C(delegate_to=localhost)) the module runs within Ansible's own process, by whose Python the libraries are then
     looked for. With C(become), C(environment), C(async) or another connection, and where Ansible's Python lacks them, it is a process of
     its own as any module, by C(ansible_python_interpreter).
 """

@@ -56,10 +56,7 @@ def _lines(requirements: str) -> list:
 
 def locked(requirements: str, extra: list) -> dict:
     """Name to version of every requirement in the lock's text and in the list C(extra), in order of the names. Raises EnvError."""
-    found = _pinned([*_lines(requirements), *extra])
-    if not found:
-        raise EnvError("the lock names no package. Give the text of a file that uv pip compile made.")
-    return dict(sorted(found.items()))
+    return dict(sorted(_pinned([*_lines(requirements), *extra]).items()))
 
 
 def declaration_errors(params: dict) -> list:

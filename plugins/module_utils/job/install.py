@@ -368,7 +368,7 @@ def _check_machine(jobs: list[Job], host: Host, problems: list[str], wanted: str
         )
     elif wanted == "supervisor" and host.systemd:
         problems.append("manager is supervisor, and systemd runs this machine. Use auto, or systemd.")
-    if not host.systemd and host.program(supervisor.SUPERVISORD) is None:
+    if jobs and not host.systemd and host.program(supervisor.SUPERVISORD) is None:
         doubtful.append(
             f"{supervisor.SUPERVISORD} is missing, which keeps jobs where no systemd runs. Role job makes it."
         )
@@ -391,11 +391,11 @@ def _check_machine(jobs: list[Job], host: Host, problems: list[str], wanted: str
     return doubtful
 
 
-def lacking(jobs: Iterable[Job], host: Host, wanted: str) -> dict[str, Any]:
+def lacking(jobs: list[Job], host: Host, wanted: str) -> dict[str, Any]:
     """What others have to see to before jobs can be installed here: C(users) to create, whether C(supervisor) is needed."""
     return {
         "users": sorted({job.user for job in jobs if not host.user_exists(job.user)}),
-        "supervisor": not host.systemd and wanted != "systemd",
+        "supervisor": bool(jobs) and not host.systemd and wanted != "systemd",
     }
 
 

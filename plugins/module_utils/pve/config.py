@@ -160,6 +160,11 @@ def mount_type(volume: str) -> str:
     return "bind" if volume.startswith("/") else "volume"
 
 
+def unmade(volume: str) -> bool:
+    """Whether ``STORAGE:GiB`` asks for a volume; Proxmox shows it so until it is made, at the container's next start say."""
+    return re.fullmatch(r"[^:/]+:\d+(\.\d+)?", volume) is not None
+
+
 def wire(value: object) -> str:
     """A value as the API takes it: proxmoxer would send True as the word, which Proxmox refuses with 400."""
     if isinstance(value, bool):

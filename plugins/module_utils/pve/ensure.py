@@ -81,7 +81,7 @@ class Ensuring:
                 return self._predicted_without_api(error)
             problem = options.api_problem(error, self.params)
         except ConfigError as error:
-            problem = plan.Problem("container", self.container["vmid"], str(error), "Correct that value.")
+            problem = options.config_problem(error, self.params)
         raise self._refusal([problem])
 
     def _in_two_looks(self) -> dict:

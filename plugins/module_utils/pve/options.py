@@ -221,6 +221,11 @@ def api_problem(error: api.ApiError, params: dict) -> plan.Problem:
     return plan.Problem(*by_kind.get(error.kind, last)[:2], str(error), by_kind.get(error.kind, last)[2])
 
 
+def config_problem(error: Exception, params: dict) -> plan.Problem:
+    """A value of the container's configuration that cannot be read, as a problem."""
+    return plan.Problem("container", params["container"]["vmid"], str(error), "Correct that value.")
+
+
 def named(problems: list[plan.Problem], declared_as: str) -> list[plan.Problem]:
     """The problems with the declaration called what its author calls it."""
     return [replace(item, variable=re.sub(r"^container\b", declared_as, item.variable)) for item in problems]

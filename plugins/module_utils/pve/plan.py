@@ -92,10 +92,10 @@ class Step:
         return {*self.params, *self.params.get("delete", "").split(",")} if self.action == "config" else set()
 
     def describe(self) -> str:
-        keys = sorted(key for key in self.params if key not in ("digest", "password", "ssh-public-keys"))
-        removed = f", without {self.params['delete']}" if self.params.get("delete") else ""
-        shown = ", ".join(key for key in keys if key != "delete")
-        return f"{self.action}{' as root@pam' if self.root else ''}" + (f": {shown}{removed}" if keys else "")
+        shown = sorted(key for key in self.params if key not in ("delete", "digest", "password", "ssh-public-keys"))
+        if self.params.get("delete"):
+            shown.append(f"without {self.params['delete']}")
+        return f"{self.action}{' as root@pam' if self.root else ''}" + (f": {', '.join(shown)}" if shown else "")
 
 
 def validate(container: dict) -> list[Problem]:
@@ -542,8 +542,7 @@ def _mount(key, entry, live, problems):
     if entry.get("source") is not None:
         return {"volume": entry["source"], **options}
     where = f"container.mounts[{entry['target']}]"
-    # One that waits for the container's next start to be made has only its size in GiB for a name.
-    if live is None or config.mount_type(live["volume"]) != "volume" or re.fullmatch(r"[^:]+:\d+", live["volume"]):
+    if live is None or config.mount_type(live["volume"]) != "volume" or config.unmade(live["volume"]):
         return {"volume": f"{entry['storage']}:{entry['size_gib']}", **options}
     if live["volume"].partition(":")[0] != entry["storage"]:
         problems.append(
@@ -578,7 +577,9 @@ def detached(want: dict[str, str | None], before: Container | None) -> dict[str,
     return {
         key: props
         for key, props in mounts.items()
-        if config.mount_type(props["volume"]) == "volume" and props["volume"] not in kept
+        if config.mount_type(props["volume"]) == "volume"
+        and not config.unmade(props["volume"])
+        and props["volume"] not in kept
     }
 
 
@@ -604,7 +605,7 @@ def _swaps(vmid: int, want: dict[str, str | None], before: Container | None) -> 
             + ". To leave it behind as an unused disk, take its mount out of the declaration in a run of its own before.",
         )
         for props in new
-        if gone and re.fullmatch(r"[^:/]+:\d+", props["volume"])
+        if gone and config.unmade(props["volume"])
     ]
 
 

@@ -34,6 +34,8 @@ def run(params: dict, check_mode: bool) -> dict:
             checks.unknown.append(f"everything about the node: {error}")
         else:
             checks.problems.append(options.api_problem(error, params))
+    except config.ConfigError as error:
+        checks.problems.append(options.config_problem(error, params))
     result = {"changed": False, "unknown": checks.unknown, "api_calls": checks.calls}
     if checks.problems:
         result = options.refusal(checks.problems, params, **result).result

@@ -74,8 +74,18 @@ def test_a_key_of_proxmox_is_refused_with_its_reason(calls):
     assert len(result["msg"].splitlines()) == 2, "the reason, and Ansible's own words"
 
 
-def test_values_that_are_not_json_reach_it_as_they_reach_a_module(calls):
-    """YAML makes a date of 2026-11-30."""
-    container = {"vmid": 901, "hostname": datetime.date(2026, 11, 30)}
-    result = action(pve_container, {**ARGUMENTS, "container": container}).run(task_vars={})
-    assert "hostname" not in result["msg"] and "pve_api_token_secret" in result["msg"]
+def test_values_that_are_not_json_reach_it_as_they_reach_a_module(monkeypatch):
+    """YAML makes dates of what looks like one."""
+    seen = {}
+    plugin = action(
+        pve_container,
+        {
+            **ARGUMENTS,
+            "container": {"vmid": 901, "description": datetime.datetime(2026, 11, 30, 10, 11), "tags": {"a"}},
+        },
+    )
+    monkeypatch.setattr(
+        type(plugin), "WORK", lambda params, _check: seen.update(params["container"]) or {"changed": False}
+    )
+    plugin.run(task_vars={})
+    assert (seen["description"], seen["tags"]) == ("2026-11-30T10:11:00", ["a"])

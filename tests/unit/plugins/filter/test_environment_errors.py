@@ -19,6 +19,10 @@ RIGHT = {
 }
 
 
+def test_a_list_may_be_a_string_as_the_command_line_gives_it():
+    assert environment_errors(**{**RIGHT, "extra_requirements": "torch==2,x==1", "imports": "torch.nn"}) == []
+
+
 def test_a_right_one_has_none():
     assert environment_errors(**RIGHT) == []
     assert environment_errors(**{**RIGHT, "uv": "/usr/bin/uv", "uv_version": "", "uv_sha256": {}}) == []

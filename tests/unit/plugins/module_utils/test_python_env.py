@@ -42,7 +42,6 @@ def test_a_lock_is_read(text, extra, packages):
         ("a @ https://x/a.whl\n", [], "a @"),
         ("a==1\n", ["torch"], "'torch'"),
         ("a==1.*\n", [], "a==1.*"),
-        ("# nothing\n", [], "no package"),
     ],
 )
 def test_what_is_not_pinned_is_refused_by_name(text, extra, said):

@@ -200,6 +200,12 @@ def test_a_volume_that_waits_to_be_made_is_the_declared_one(run, node):
     ensure(run, state="present")
     node.ct(901).config["mp0"] = "local-lvm:1,mp=/data"
     assert ensure(run, {"mounts": [DATA]}, state="present")["changed"] is False
+    for asked in ("local-lvm:1", "local-lvm:0.5"):
+        node.ct(901).config["mp0"] = f"{asked},mp=/data"
+        done = ensure(run, {"mounts": [{**DATA, "size_gib": 2}]}, state="present", check=True)
+        assert done["steps"] == ["config: mp0"]
+    gone = ensure(run, {"mounts": []}, state="present", check=True)
+    assert (gone["steps"], gone.get("warnings", [])) == (["config: without mp0"], [])
 
 
 def test_a_renamed_target_does_not_swap_a_volume_for_an_empty_one(run, node):
