@@ -33,9 +33,17 @@ def run(params: dict, check_mode: bool) -> dict:
     ensuring = Ensuring(params, check_mode)
     try:
         result = ensuring.result_or_prediction()
-    except options.Refused as refused:
+    except Refused as refused:
         result = refused.result
     return {**result, "warnings": ensuring.warnings}
+
+
+class Refused(Exception):
+    """The end of a run that cannot do what is asked. ``result`` is what its module returns."""
+
+    def __init__(self, result: dict):
+        super().__init__(result["msg"])
+        self.result = result
 
 
 class Ensuring:
@@ -65,12 +73,12 @@ class Ensuring:
         if problems:
             raise self._refusal(problems)
 
-    def _refusal(self, problems: list[plan.Problem]) -> options.Refused:
+    def _refusal(self, problems: list[plan.Problem]) -> Refused:
         life = self.life
         # Nothing half done goes unsaid.
         done = [*life.done, *([f"{life.begun} (begun)"] if life.begun else [])] if life else []
         note = f"Until then, of container {self.container['vmid']}: {'; '.join(done)}." if done else ""
-        return options.refusal(problems, self.params, note, **self.result(changed=bool(done)))
+        return Refused(options.failure(problems, self.params, note, **self.result(changed=bool(done))))
 
     def result_or_prediction(self) -> dict:
         """What the module returns. Raises Refused."""

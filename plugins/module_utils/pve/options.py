@@ -30,14 +30,6 @@ class Module(AnsibleModule):
         super().fail_json(explained(msg, self.params), **result)
 
 
-class Refused(Exception):
-    """The end of a run that cannot do what is asked. ``result`` is what its module returns."""
-
-    def __init__(self, result: dict):
-        super().__init__(result["msg"])
-        self.result = result
-
-
 def explained(message: str, params: dict) -> str:
     """``message``, and why a key of Proxmox cannot be declared, where Ansible says only that it is no option."""
     declared, known = params.get("container"), container()["container"]["options"]
@@ -231,13 +223,13 @@ def named(problems: list[plan.Problem], declared_as: str) -> list[plan.Problem]:
     return [replace(item, variable=re.sub(r"^container\b", declared_as, item.variable)) for item in problems]
 
 
-def refusal(problems: list[plan.Problem], params: dict, note: str = "", **result) -> Refused:
-    """The end of a run with all problems at once, in words and as data; ``note`` is a last line."""
+def failure(problems: list[plan.Problem], params: dict, note: str = "", **result) -> dict:
+    """What a module returns that cannot do what is asked: all problems at once, in words and as data; ``note`` is a last line."""
     found = named(problems, params["declared_as"])
     lines = [item.sentence() for item in found]
     text = lines[0] if len(lines) == 1 else "\n".join(f"{number}. {line}" for number, line in enumerate(lines, 1))
     message = "\n".join(filter(None, [text, note]))
-    return Refused({"failed": True, "msg": message, "problems": [asdict(item) for item in found], **result})
+    return {"failed": True, "msg": message, "problems": [asdict(item) for item in found], **result}
 
 
 def may_be_unavailable(params: dict, error: api.ApiError) -> bool:

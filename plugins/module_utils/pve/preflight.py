@@ -38,7 +38,7 @@ def run(params: dict, check_mode: bool) -> dict:
         checks.problems.append(options.config_problem(error, params))
     result = {"changed": False, "unknown": checks.unknown, "api_calls": checks.calls}
     if checks.problems:
-        result = options.refusal(checks.problems, params, **result).result
+        result = options.failure(checks.problems, params, **result)
     else:
         result["unavailable"] = unavailable
     return {**result, "warnings": [f"Not looked at: {what}" for what in checks.unknown]}
